@@ -1,0 +1,76 @@
+"""Every error that kvtier raises on purpose.
+
+Not found, no room and "try later" are values, not errors (`kvtier.types`). A damaged block or a failing device
+is an `Outcome` inside the engine and a miss outside of it. What is raised is either the user's to mend (the
+message says what and how) or a bug of ours (`InvariantError`).
+"""
+
+
+class KvtierError(Exception):
+    """Base of all errors raised by kvtier."""
+
+
+class ConfigError(KvtierError):
+    """A configuration that cannot work. `path` is the place in the YAML, such as ``tiers[1].capacity``."""
+
+    def __init__(self, path: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {problem}. {remedy}" if path else f"{problem}. {remedy}")
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+
+
+class UsageError(KvtierError):
+    """A call that the contract forbids: a released lease, a slot of someone else, a key of the wrong length."""
+
+
+class ClosedError(UsageError):
+    """The cache was closed, or the handle was carried across a fork (use the spawn start method)."""
+
+
+class StoreError(KvtierError):
+    """A persistent store that cannot be opened. `path` is the store's folder."""
+
+    def __init__(self, path: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {problem}. {remedy}")
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+
+
+class StoreLocked(StoreError):
+    """Another process (or another handle in this one) writes to the store: one writer per path."""
+
+
+class StoreFormatError(StoreError):
+    """The folder holds something that is not a store of a format this version reads."""
+
+
+class TierUnavailable(KvtierError):
+    """A tier's device or network failed. `retryable` says whether a later call may succeed."""
+
+    def __init__(self, tier: str, problem: str, *, retryable: bool) -> None:
+        super().__init__(f"tier {tier}: {problem}")
+        self.tier = tier
+        self.retryable = retryable
+
+
+class CorruptBlock(KvtierError):
+    """Stored bytes do not match their checksum or their envelope. The engine turns it into a miss."""
+
+
+class OutOfMemory(KvtierError):
+    """A memory driver has no physical memory left within its capacity."""
+
+
+class DriverError(KvtierError):
+    """A memory driver refused a call: `call` names it, `code` is its errno or CUresult."""
+
+    def __init__(self, call: str, code: int, problem: str) -> None:
+        super().__init__(f"{call}: {problem} ({code})")
+        self.call = call
+        self.code = code
+
+
+class InvariantError(KvtierError):
+    """A bug in kvtier: state that its own rules forbid. The tier stops; the host engine keeps serving."""

@@ -1,0 +1,1 @@
+"""WHICH block leaves: the order in which copies of one tier are given up."""

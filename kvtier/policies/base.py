@@ -1,0 +1,61 @@
+"""The two questions a policy answers: what happened, and who leaves?
+
+A policy keeps an order of handles (integers that the directory gives to keys). It knows no tiers, bytes, time or
+tasks. Choosing is separate from applying: `candidates` changes nothing, `evict` carries the choice out. Callers
+touch the blocks of a request deepest first, so that of one prefix the shallow blocks leave last: the order alone
+is worth 8 to 10 points of prefix hits on agentic traffic.
+"""
+
+from collections.abc import Container, Sequence
+from enum import Enum
+from typing import Protocol
+
+
+class Access(Enum):
+    """Why a handle is touched. A policy that adapts must tell a new block from one that is used again."""
+
+    FILL = "fill"  # enters this tier with new content
+    REUSE = "reuse"  # was found by a lookup
+    RELEASE = "release"  # its last user let go of it
+
+
+class Policy(Protocol):
+    """The order of one tier. Handles in it are resident; `evict` may keep ghosts, which are not."""
+
+    def __len__(self) -> int:
+        """Resident handles."""
+        ...
+
+    def touch(self, handles: Sequence[int], access: Access, size_class: int = 0) -> None:
+        """Note an access; unknown handles become resident (only with FILL). `size_class`: bytes, rounded."""
+        ...
+
+    def candidates(
+        self, count: int, pinned: Container[int] = (), size_class: int | None = None, incoming: int | None = None
+    ) -> list[int]:
+        """The next `count` handles to leave, first to leave first; exactly that many or none. Changes nothing.
+
+        pinned: handles that must stay. size_class: only of this class. incoming: the handle that needs the
+        room (ARC's REPLACE asks whether it is a ghost).
+        """
+        ...
+
+    def evict(self, handles: Sequence[int]) -> None:
+        """These leave by the policy's own choice; it may remember them as ghosts."""
+        ...
+
+    def forget(self, handles: Sequence[int]) -> None:
+        """These are gone for reasons of their own (dropped, lost): no trace stays. Unknown ones are ignored."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """The order as bytes, in terms of handles, for `restore`."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Take over a snapshot made by the same kind of policy. Raises ValueError if it is not one."""
+        ...
+
+    def check(self) -> list[str]:
+        """Recount everything; an empty list means all invariants hold."""
+        ...

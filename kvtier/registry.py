@@ -1,0 +1,35 @@
+"""A named set of choices that explains itself when asked for one it does not have."""
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A sentence naming the known word nearest to `word`, or all of them."""
+    known = sorted(known)
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+
+
+class Registry(Generic[T]):
+    """Maps names to things of one kind, such as policies."""
+
+    def __init__(self, kind: str, entries: dict[str, T]) -> None:
+        self.kind = kind
+        self._entries = dict(entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def get(self, name: str) -> T:
+        """Raises KeyError whose text names the nearest choice."""
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise KeyError(f"unknown {self.kind} {name!r}. {suggestion(name, self._entries)}") from None

@@ -1,0 +1,1 @@
+"""WHERE blocks lie: memory and disk, each behind the same few batch verbs."""

@@ -1,0 +1,111 @@
+"""What a tier is: a place that moves batches of blocks and answers for each one.
+
+A tier holds bytes. It does not know order, refs, clean or dirty, and it is never asked where a block is: the
+directory says so, and passes the place. All verbs block, are called from worker threads of the executor, and
+report per block: half a batch may fail, and that is normal. They raise nothing but `InvariantError`.
+
+Units: bytes. A tier's `index` in the tier list (0 is the fastest) is not known to itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from kvtier.types import Outcome, ReadItem, StoredBlock, WriteBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TierTraits:
+    """What a tier can do, as data, so that nobody finds out by trying.
+
+    capacity_bytes: payload bytes it may hold. slots: number of slots of a memory tier, 0 for a persistent one.
+    persistent: survives the process. host_addressable: its slots can be the buffer of another tier's I/O.
+    batch_bytes: how much to move at once to be fast. readers: reads worth running side by side.
+    """
+
+    capacity_bytes: int
+    slots: int
+    persistent: bool
+    host_addressable: bool
+    batch_bytes: int
+    readers: int = 1
+
+
+class Tier(Protocol):
+    """The verbs every tier has. `read` may run on several threads at once, `write` runs on one at a time."""
+
+    name: str
+
+    @property
+    def traits(self) -> TierTraits: ...
+
+    def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
+        """Copy blocks out of this tier into the items' views; one outcome per item, in order.
+
+        Only DONE means that `into` holds the block; otherwise its content is undefined.
+        """
+        ...
+
+    def write(self, batch: WriteBatch) -> list[Outcome]:
+        """Keep the items and drop the evictions: one outcome per item, then one per eviction.
+
+        When it returns, what is DONE is durable as the tier's durability mode promises.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release every resource. Idempotent. No other verb is running."""
+        ...
+
+
+@runtime_checkable
+class SupportsSlots(Protocol):
+    """A memory tier: slots that exist for good, `traits.slots` of them, addressable as bytes or arrays."""
+
+    stride_bytes: int
+
+    def slot(self, index: int) -> memoryview:
+        """The whole slot, writable, page aligned, `stride_bytes` long. Zero-copy."""
+        ...
+
+
+@runtime_checkable
+class SupportsArray(Protocol):
+    """The top tier: its slots seen as one array, which attention kernels read."""
+
+    def array(self) -> Any:
+        """uint8 array [slots, stride_bytes] over the whole reserved range; only mapped slots may be indexed."""
+        ...
+
+
+@runtime_checkable
+class SupportsScan(Protocol):
+    """A persistent tier: knows what it kept, and how much more of a size it would take."""
+
+    def scan(self) -> Iterator[StoredBlock]:
+        """Everything kept, oldest write first. Called once, before the first read or write."""
+        ...
+
+    def room(self, length_bytes: int) -> int:
+        """How many more blocks of this length a write would take now without evicting. Thread-safe, no I/O."""
+        ...
+
+    def neighbours(self, place: int) -> int:
+        """The extent of a place: when all blocks of one extent are evicted, any size fits into it. Pure."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Bytes of the blocks kept, strides included. Thread-safe, no I/O."""
+        ...
+
+
+@runtime_checkable
+class SupportsDrop(Protocol):
+    """A persistent tier that can forget a namespace at once, however many blocks it has."""
+
+    def drop(self, namespace: int) -> Outcome:
+        """Forget every block of the namespace (engine-local id), durably, in one small transaction.
+
+        Runs on the writer's thread. Places are reusable when it returns; the caller has no read in flight.
+        """
+        ...
