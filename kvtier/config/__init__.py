@@ -1,0 +1,23 @@
+"""HOW IT IS SET UP: one YAML file, checked once, turned into frozen records."""
+
+from kvtier.config.load import load_config
+from kvtier.config.schema import (
+    Config,
+    GpuTierConfig,
+    HostTierConfig,
+    LimitsConfig,
+    LmdbTierConfig,
+    PrefetchConfig,
+    TierConfig,
+)
+
+__all__ = [
+    "Config",
+    "GpuTierConfig",
+    "HostTierConfig",
+    "LimitsConfig",
+    "LmdbTierConfig",
+    "PrefetchConfig",
+    "TierConfig",
+    "load_config",
+]

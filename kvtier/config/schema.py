@@ -1,0 +1,182 @@
+"""The sections of a configuration: which keys there are, what they default to, and what they become.
+
+Owns no state; everything is frozen. A field's name says the unit (`capacity_bytes`), its validation alias is the
+key in the YAML (`capacity`). Rules about one value live in its annotation, rules between values in `rules`.
+Units: bytes, seconds, tokens, fractions from 0 to 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvtier.blocks.hashing import HASHES
+from kvtier.blocks.spec import DTYPES, LAYOUTS, SEGMENT_NAMES
+from kvtier.config.fields import (
+    Bytes,
+    BytesOrZero,
+    Count,
+    CountOrZero,
+    Flag,
+    Fraction,
+    MaybeCount,
+    MaybePath,
+    MaybeText,
+    Name,
+    PathText,
+    Seconds,
+    Section,
+    Text,
+    not_yet,
+    one_of,
+)
+from kvtier.errors import UsageError
+from kvtier.registry import suggestion
+from kvtier.types import ModelSpec
+
+_PICKLED = "hashes a pickle, and equal tokens can pickle differently: its keys do not outlive the process"
+Hash = one_of(
+    "hash",
+    HASHES,
+    {
+        "sha256": (_PICKLED, "Use sha256_cbor."),
+        "xxhash": (_PICKLED, "Use xxhash_cbor, or sha256_cbor where tenants must be kept apart."),
+    },
+)
+MaybeDtype = Annotated[str | None, one_of("dtype", DTYPES)]
+Kind = one_of(
+    "kind",
+    SEGMENT_NAMES,
+    not_yet("sliding_window", "mamba", "chunked_local", "cross", use="full or mla groups only"),
+)
+Policy = Annotated[str, one_of("policy", ["lru"], not_yet("arc", use="lru"))]
+Wanted = one_of("choice", ["auto", "on", "off"])
+GROUP_KEYS = ("kind", "layers", "kv_heads", "head_dim", "dtype", "block_tokens")
+
+
+class GroupSection(Section):
+    """One entry of `model.groups`. `layers` is a number of layers, or their indexes."""
+
+    kind: Annotated[str, Kind] = Field(default="full", examples=["full"])
+    layers: Any = Field(examples=["30"])
+    kv_heads: MaybeCount = Field(default=None, examples=["3"])
+    head_dim: Count = Field(examples=["64"])
+    dtype: MaybeDtype = Field(default=None, examples=["bfloat16"])
+    block_tokens: MaybeCount = Field(default=None, examples=["16"])
+
+
+class ModelSection(Section):
+    """`model`. Either the shape of its only group, or `groups`."""
+
+    name: Text = Field(examples=["SmolLM2-135M-Instruct"])
+    weights: MaybePath = Field(default=None, examples=["./model"])
+    weights_epoch: Text = Field(default="auto", examples=["v1"])
+    layers: MaybeCount = Field(default=None, examples=["30"])
+    kv_heads: MaybeCount = Field(default=None, examples=["3"])
+    head_dim: MaybeCount = Field(default=None, examples=["64"])
+    dtype: MaybeDtype = Field(default=None, examples=["bfloat16"])
+    block_tokens: Count = Field(default=16, examples=["16"])
+    groups: Any = Field(default=None, examples=["[...]"])
+    layout: Annotated[str, one_of("layout", LAYOUTS)] = Field(
+        default="layer_token_major", examples=["layer_token_major"]
+    )
+    hash: Annotated[str, Hash] = Field(default="sha256_cbor", examples=["sha256_cbor"])
+    hash_seed: MaybeText = Field(default=None, examples=["'0'"])
+    tensor_parallel: Count = Field(default=1, examples=["1"])
+    pipeline_parallel: Count = Field(default=1, examples=["1"])
+    context_parallel: Count = Field(default=1, examples=["1"])
+    codec: Annotated[str, one_of("codec", ["none"])] = Field(default="none", examples=["none"])
+
+
+class _Tier(Section):
+    type: str
+    name: Name
+    capacity_bytes: Bytes = Field(validation_alias="capacity", examples=["4GiB"])
+    policy: Policy = Field(default="lru", examples=["lru"])
+    low_watermark: Fraction = Field(default=0.10, examples=["0.10"])
+    high_watermark: Fraction = Field(default=0.20, examples=["0.20"])
+
+
+class GpuTierConfig(_Tier):
+    """The slots that attention reads. device: `auto` and `host` are host memory in this version."""
+
+    type: Literal["gpu"] = Field(default="gpu", examples=["gpu"])
+    name: Name = Field(default="gpu", examples=["gpu"])
+    device: Annotated[str, one_of("device", ["auto", "host"], not_yet("cuda", use="auto or host"))] = Field(
+        default="auto", examples=["auto"]
+    )
+
+
+class HostTierConfig(_Tier):
+    """One slab of host memory. pin, hugepages: `auto` takes what can be had, `on` insists, `off` does not ask."""
+
+    type: Literal["host"] = Field(default="host", examples=["host"])
+    name: Name = Field(default="host", examples=["host"])
+    pin: Annotated[str, Wanted] = Field(default="auto", examples=["auto"])
+    hugepages: Annotated[str, Wanted] = Field(default="auto", examples=["auto"])
+
+
+class LmdbTierConfig(_Tier):
+    """A store on disk: at most `capacity_bytes`, and it leaves `min_free_bytes` of its file system alone."""
+
+    type: Literal["lmdb"] = Field(default="lmdb", examples=["lmdb"])
+    name: Name = Field(default="lmdb", examples=["lmdb"])
+    path: PathText = Field(examples=["./kvtier-data"])
+    min_free_bytes: BytesOrZero = Field(default=0, validation_alias="min_free", examples=["5GiB"])
+    durability: Annotated[str, one_of("durability", ["none", "batch", "strict"])] = Field(
+        default="batch", examples=["batch"]
+    )
+    payload: Annotated[str, one_of("payload", ["slab"], not_yet("inline", use="slab"))] = Field(
+        default="slab", examples=["slab"]
+    )
+    verify: Flag = Field(default=True, examples=["true"])
+
+
+TierConfig = GpuTierConfig | HostTierConfig | LmdbTierConfig
+TIER_TYPES: dict[str, type[TierConfig]] = {"gpu": GpuTierConfig, "host": HostTierConfig, "lmdb": LmdbTierConfig}
+
+
+class PrefetchConfig(Section):
+    """How many requests ahead to look, and which share of the tier below the top hints may fill."""
+
+    lookahead_requests: CountOrZero = Field(default=8, examples=["8"])
+    budget: Fraction = Field(default=0.25, examples=["0.25"])
+
+
+class LimitsConfig(Section):
+    """How long a request waits for a load, and how many bytes may be on their way at once."""
+
+    load_deadline_s: Seconds = Field(default=0.5, validation_alias="load_deadline", examples=["500ms"])
+    queue_bytes: Bytes = Field(default=256 << 20, validation_alias="queue", examples=["256MiB"])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of a loaded configuration, spelled as in the YAML, and where it came from."""
+
+    value: object
+    origin: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration that can work: every value is present, checked and in its own unit.
+
+    settings: the same values by YAML path (``tiers[1].capacity``), with origins; empty for one made by hand.
+    """
+
+    model: ModelSpec
+    tiers: tuple[TierConfig, ...]
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    settings: Mapping[str, Setting] = field(default_factory=dict, compare=False, repr=False)
+
+    def origin(self, path: str) -> str:
+        """Where a value came from: a file and line, a variable, the command line, or `default`.
+
+        Raises UsageError for a path that this configuration does not have.
+        """
+        if path not in self.settings:
+            raise UsageError(f"no setting {path!r}. {suggestion(path, self.settings)}")
+        return self.settings[path].origin

@@ -1,0 +1,47 @@
+"""Every value of a loaded configuration by its YAML path, spelled as in the YAML, with its origin.
+
+Owns no state. Always: the values, written as YAML, load to an equal configuration; `weights_epoch: auto` appears
+as what it came to.
+"""
+
+from pathlib import Path
+
+from kvtier.config.document import Where, path_text
+from kvtier.config.fields import Section, yaml_key
+from kvtier.config.schema import GROUP_KEYS, Config, ModelSection, Setting
+from kvtier.config.sources import Sources
+from kvtier.config.units import format_bytes, format_seconds
+
+
+def settings_of(config: Config, section: ModelSection, sources: Sources) -> dict[str, Setting]:
+    """The settings in the order of the schema. `section` is what `config.model` was made of."""
+    found: dict[Where, object] = {}
+    model = section.model_copy(update={"weights_epoch": config.model.weights_epoch, "groups": None})
+    found.update(_values(model, ("model",)))
+    if section.groups is not None:
+        for key in GROUP_KEYS:  # each group says its own
+            found.pop(("model", key), None)
+        for index, group in enumerate(config.model.groups):
+            found.update({("model", "groups", index, key): _spelled(key, getattr(group, key)) for key in GROUP_KEYS})
+    for index, tier in enumerate(config.tiers):
+        found.update(_values(tier, ("tiers", index)))
+    found.update(_values(config.prefetch, ("prefetch",)))
+    found.update(_values(config.limits, ("limits",)))
+    return {path_text(where): Setting(value, sources.origin_of(where)) for where, value in found.items()}
+
+
+def _values(section: Section, where: Where) -> dict[Where, object]:
+    named = {
+        (*where, yaml_key(type(section), name)): (name, getattr(section, name)) for name in type(section).model_fields
+    }
+    return {place: _spelled(name, value) for place, (name, value) in named.items() if value is not None}
+
+
+def _spelled(name: str, value: object) -> object:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    if name.endswith("_s") and isinstance(value, float):
+        return format_seconds(value)
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

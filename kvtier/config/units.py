@@ -1,0 +1,120 @@
+"""How people write sizes, durations and fractions, and the numbers they mean.
+
+Owns no state. Sizes come out as whole bytes, durations as seconds, fractions as 0 .. 1. A refused text raises
+`Rejected`, which says what to write instead and leaves it to the caller to say where.
+Always: `parse_bytes(format_bytes(n)) == n` and `parse_seconds(format_seconds(s)) == s`.
+"""
+
+import math
+import re
+from decimal import Decimal
+
+from kvtier.registry import suggestion
+
+BYTE_UNITS = {
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+SECOND_UNITS = {
+    "us": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+}
+BYTES_MAX = 1 << 62  # offsets are signed 64-bit numbers in the kernel's interfaces
+
+# At most 20 digits: longer numbers are beyond BYTES_MAX, and their conversion would take quadratic time.
+_QUANTITY = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z%]*)\s*", re.ASCII)
+
+
+class Rejected(ValueError):
+    """A value that cannot be used: what is wrong with it, and what to write instead."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}. {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
+def parse_bytes(value: object) -> int:
+    """A size such as ``512MiB``, ``1.5 GB`` or a plain number of bytes; parts of a byte are cut off."""
+    remedy = "Write a size such as 512MiB, 4GiB or 1.5 GB, or a whole number of bytes"
+    number, unit = _quantity(value, "size", remedy)
+    known = {name.casefold(): factor for name, factor in BYTE_UNITS.items()}
+    if unit.casefold() not in known | {"": 1}:
+        raise Rejected(f"{value!r} has the unknown unit {unit!r}", _unit_remedy(unit))
+    if not unit and number % 1:
+        raise Rejected(f"{value!r} is not a whole number of bytes", f"{remedy}.")
+    size_bytes = int(number * (known[unit.casefold()] if unit else 1))
+    if size_bytes > BYTES_MAX:
+        raise Rejected(f"{value!r} is more than any device holds", f"Use at most {format_bytes(BYTES_MAX)}.")
+    return size_bytes
+
+
+def parse_seconds(value: object) -> float:
+    """A duration such as ``500ms``, ``2s`` or ``1m``. A bare number is refused: it does not say of what."""
+    remedy = "Write a duration with its unit, such as 500ms, 2s or 1m"
+    number, unit = _quantity(value, "duration", remedy)
+    if not unit:
+        raise Rejected(f"{value!r} does not say which unit of time", f"{remedy}.")
+    if unit not in SECOND_UNITS:
+        raise Rejected(f"{value!r} has the unknown unit {unit!r}", suggestion(unit, SECOND_UNITS))
+    return float(number * SECOND_UNITS[unit])
+
+
+def parse_fraction(value: object) -> float:
+    """A number from 0 to 1, or a percentage."""
+    remedy = "Write a number from 0 to 1, such as 0.25, or 25%"
+    number, unit = _quantity(value, "fraction", remedy)
+    if unit not in ("", "%"):
+        raise Rejected(f"{value!r} is not a fraction", f"{remedy}.")
+    fraction = float(number / 100 if unit else number)
+    if fraction > 1:
+        raise Rejected(f"{value!r} is more than the whole", f"{remedy}.")
+    return fraction
+
+
+def format_bytes(size_bytes: int) -> str:
+    """The size in the largest binary unit that divides it, else in bytes: exact, never rounded."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes and size_bytes % BYTE_UNITS[unit] == 0:
+            return f"{size_bytes // BYTE_UNITS[unit]}{unit}"
+    return f"{size_bytes}B"
+
+
+def format_seconds(seconds: float) -> str:
+    """The duration in whole milliseconds where that is exact, else in seconds."""
+    exact = Decimal(repr(seconds))
+    milliseconds = exact * 1000
+    if exact % 1 and milliseconds % 1 == 0:
+        return f"{int(milliseconds)}ms"
+    return f"{exact.normalize():f}s"
+
+
+def _quantity(value: object, kind: str, remedy: str) -> tuple[Decimal, str]:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise Rejected(f"{value!r} is not a {kind}", f"{remedy}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Rejected(f"{value!r} is not a {kind}", f"{remedy}.")
+    text = value if isinstance(value, str) else f"{Decimal(repr(value)):f}"
+    if text.strip().startswith("-"):
+        raise Rejected(f"{value!r} is negative", f"{remedy}.")
+    parsed = _QUANTITY.fullmatch(text)
+    if parsed is None:
+        raise Rejected(f"{value!r} is not a {kind}", f"{remedy}.")
+    return Decimal(parsed[1]), parsed[2]
+
+
+def _unit_remedy(unit: str) -> str:
+    binary, decimal = f"{unit.upper()}iB", f"{unit.upper()}B".replace("KB", "kB")
+    if binary in BYTE_UNITS:
+        return f"Write {binary} (powers of 1024) or {decimal} (powers of 1000)."
+    return suggestion(unit, BYTE_UNITS)

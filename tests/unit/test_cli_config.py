@@ -1,0 +1,137 @@
+"""The command line: what it prints, where, and how it ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvtier import __version__
+from kvtier.cli import cmd_config
+from kvtier.cli.main import app
+from kvtier.config import load_config
+from kvtier.errors import ConfigError, StoreError
+
+TEXT = """\
+model:
+  name: tiny
+  weights_epoch: v1
+  dtype: float32
+  groups:
+    - {kind: full, layers: [0, 2], kv_heads: 2, head_dim: 64}
+    - {kind: mla, layers: [1], head_dim: 128, block_tokens: 32}
+tiers:
+  - {type: gpu, capacity: 1MiB}
+  - {type: host, capacity: 1.5GB, pin: off}
+  - {type: lmdb, path: ./data, capacity: 4GiB, verify: false}
+limits: {load_deadline: 250ms}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "kvtier.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def run(*arguments: object, **options: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+
+
+def test_what_is_shown_loads_to_the_same(file: Path, tmp_path: Path) -> None:
+    """`config show` would print a file that means something else."""
+    shown = run("config", "show", file)
+    assert shown.exit_code == 0
+    again = tmp_path / "again.yaml"
+    again.write_text(shown.stdout)
+    assert load_config(again, environ={}) == load_config(file, environ={})
+
+
+def test_origins_are_shown(file: Path) -> None:
+    """Nobody could find out which of four places a value came from."""
+    environ = {"KVTIER_LIMITS__QUEUE": "1GiB"}
+    shown = run("config", "show", file, "--origin", "--set", "tiers[1].capacity=2GiB", env=environ)
+    told = {line.split()[0]: line.split(maxsplit=1)[1] for line in shown.stdout.splitlines()}
+    assert told["tiers[1].capacity"].split(maxsplit=1) == ["2GiB", "command line tiers[1].capacity"]
+    assert told["limits.queue"].split(maxsplit=1) == ["1GiB", "environment KVTIER_LIMITS__QUEUE"]
+    assert told["limits.load_deadline"].split(maxsplit=1) == ["250ms", f"{file}:12"]
+    assert told["prefetch.budget"].split(maxsplit=1) == ["0.25", "default"]
+    assert told["model.groups[0].layers"].endswith(f"{file}:6")
+
+
+def test_json_is_in_plain_units(file: Path) -> None:
+    """A program would have to parse sizes."""
+    shown = json.loads(run("config", "show", file, "--json", "--origin").stdout)
+    assert shown["tiers"][1]["capacity_bytes"] == 1_500_000_000
+    assert shown["limits"]["load_deadline_s"] == 0.25
+    assert shown["model"]["groups"][1]["layers"] == [1]
+    assert shown["origins"]["tiers[0].policy"] == "default"
+
+
+def test_check_says_what_tiers_hold(file: Path) -> None:
+    """Nobody would see before the start that a tier holds a tenth of a prompt."""
+    token_bytes = 2 * 2 * 2 * 64 * 4 + 128 * 4
+    checked = json.loads(run("config", "check", file, "--json").stdout)
+    assert checked["ok"] is True
+    assert checked["token_bytes"] == token_bytes
+    assert checked["tiers"][2]["tokens"] == (4 << 30) // token_bytes
+    text = run("config", "check", file)
+    assert text.exit_code == 0
+    assert f"{file}: ok" in text.stdout
+
+
+def test_every_problem_is_one_line(file: Path) -> None:
+    """A user's mistake would show a traceback, or end with success."""
+    file.write_text(TEXT.replace("4GiB", "4G").replace("250ms", "250"))
+    wrong = run("config", "check", file)
+    assert wrong.exit_code == 2
+    assert wrong.stdout == ""
+    lines = wrong.stderr.splitlines()
+    assert [line.split(":")[:2] for line in lines] == [
+        ["error", " tiers[2].capacity"],
+        ["error", " limits.load_deadline"],
+    ]
+
+
+@pytest.mark.parametrize("text", ["tiers[1].capacity", "=8GiB", ""])
+def test_assignments_are_checked(file: Path, text: str) -> None:
+    """A mistyped --set would silently do nothing."""
+    assert run("config", "show", file, "--set", text).exit_code == 2
+    with pytest.raises(ConfigError, match="PATH=VALUE"):
+        cmd_config.parse_assignments([text])
+
+
+def test_wrong_use_and_version() -> None:
+    """Scripts could not tell wrong use from findings, nor versions apart."""
+    assert run("config", "show").exit_code == 2
+    assert run("nonsense").exit_code == 2
+    assert run("--version").stdout == f"kvtier {__version__}\n"
+    assert {"config", "demo", "inspect"} <= set(run("--help").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        (StoreError("/data", "is locked", "Stop the other process."), 2, "error: /data: is locked. Stop the"),
+        (KeyboardInterrupt(), 130, ""),
+        (1, 1, ""),
+        (0, 0, ""),
+    ],
+)
+def test_how_verbs_end(
+    file: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException | int, code: int, says: str
+) -> None:
+    """Ctrl-C or a locked store would show a traceback; findings would pass for success."""
+
+    def verb(*_: object) -> int:
+        if isinstance(raised, BaseException):
+            raise raised
+        return raised
+
+    monkeypatch.setattr(cmd_config, "check", verb)
+    ended = run("config", "check", file)
+    assert ended.exit_code == code
+    assert says in ended.stderr
+    assert "Traceback" not in ended.output

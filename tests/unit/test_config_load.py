@@ -1,0 +1,313 @@
+"""Loading: what a right configuration becomes, and what a wrong one is told."""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier.config import Config, GpuTierConfig, HostTierConfig, LimitsConfig, LmdbTierConfig, load_config
+from kvtier.errors import ConfigError, UsageError
+from kvtier.types import GroupSpec, ModelSpec
+
+MODEL = {
+    "name": "tiny",
+    "weights_epoch": "v1",
+    "layers": 2,
+    "kv_heads": 3,
+    "head_dim": 64,
+    "dtype": "float32",
+    "block_tokens": 16,
+}
+GROUP = {"kind": "full", "layers": 2, "kv_heads": 3, "head_dim": 64}
+STRIDE_BYTES = 2 * 2 * 16 * 3 * 64 * 4
+WHOLE: dict[str, Any] = {
+    "model": MODEL,
+    "tiers": [
+        {"type": "gpu", "capacity": "1MiB"},
+        {"type": "host", "capacity": "2MiB"},
+        {"type": "lmdb", "path": "data", "capacity": "4MiB", "min_free": "1GiB"},
+    ],
+    "prefetch": {"lookahead_requests": 4, "budget": 0.5},
+    "limits": {"load_deadline": "250ms", "queue": "64MiB"},
+}
+
+
+def load(raw: dict[str, Any], **options: Any) -> Config:
+    return load_config(raw, **({"environ": {}} | options))
+
+
+def changed(*changes: tuple[list[Any], Any]) -> dict[str, Any]:
+    """WHOLE with values set at places; ... (Ellipsis) takes the key out."""
+    raw: Any = copy.deepcopy(WHOLE)
+    for where, value in changes:
+        node = raw
+        for step in where[:-1]:
+            node = node[step]
+        if value is ...:
+            del node[where[-1]]
+        else:
+            node[where[-1]] = value
+    return raw
+
+
+def refused(raw: dict[str, Any], **options: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(raw, **options)
+    return caught.value
+
+
+def test_a_whole_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of the YAML would reach the engine changed, or not at all."""
+    monkeypatch.chdir(tmp_path)
+    config = load(WHOLE)
+    group = GroupSpec("full", (0, 1), 3, 64, "float32", 16)
+    assert config.model == ModelSpec("tiny", "v1", (group,))
+    assert config.tiers == (
+        GpuTierConfig(capacity_bytes=1 << 20),
+        HostTierConfig(capacity_bytes=2 << 20),
+        LmdbTierConfig(path=tmp_path / "data", capacity_bytes=4 << 20, min_free_bytes=1 << 30),
+    )
+    assert [tier.name for tier in config.tiers] == ["gpu", "host", "lmdb"]
+    assert (config.prefetch.lookahead_requests, config.prefetch.budget) == (4, 0.5)
+    assert config.limits == LimitsConfig(load_deadline_s=0.25, queue_bytes=64 << 20)
+
+
+def test_bare_on_and_off() -> None:
+    """YAML reads `off` as false: the user's word would be refused, or taken for another."""
+    host = load(changed((["tiers", 1, "pin"], True), (["tiers", 1, "hugepages"], False))).tiers[1]
+    assert isinstance(host, HostTierConfig)
+    assert (host.pin, host.hugepages) == ("on", "off")
+
+
+def test_defaults() -> None:
+    """A short file would not do what the documentation promises."""
+    config = load(changed((["prefetch"], ...), (["limits"], ...), (["model", "block_tokens"], ...)))
+    assert config.model.block_tokens == 16
+    gpu, host, lmdb = config.tiers
+    assert isinstance(gpu, GpuTierConfig)
+    assert isinstance(host, HostTierConfig)
+    assert isinstance(lmdb, LmdbTierConfig)
+    assert (gpu.device, gpu.policy, gpu.low_watermark, gpu.high_watermark) == ("auto", "lru", 0.1, 0.2)
+    assert (host.pin, host.hugepages) == ("auto", "auto")
+    assert (lmdb.durability, lmdb.payload, lmdb.verify) == ("batch", "slab", True)
+    assert (config.prefetch.lookahead_requests, config.prefetch.budget) == (8, 0.25)
+    assert (config.limits.load_deadline_s, config.limits.queue_bytes) == (0.5, 256 << 20)
+
+
+WRONG: list[tuple[str, list[Any], Any, str]] = [
+    # path told, place changed, value, what is said
+    ("tier", ["tier"], [], "Did you mean 'tiers'?"),
+    ("model", ["model"], [], "is not a mapping"),
+    ("model.name", ["model", "name"], ..., "is missing"),
+    ("model.name", ["model", "name"], 1.5, "quotes"),
+    ("model.name", ["model", "name"], " ", "not a text"),
+    ("model.layer", ["model", "layer"], 2, "Did you mean 'layers'?"),
+    ("model.layers", ["model", "layers"], ..., "is missing"),
+    ("model.layers", ["model", "layers"], 0, "from 1 to"),
+    ("model.layers", ["model", "layers"], 10**9, "from 1 to"),
+    ("model.layers", ["model", "layers"], True, "from 1 to"),
+    ("model.kv_heads", ["model", "kv_heads"], -3, "from 1 to"),
+    ("model.head_dim", ["model", "head_dim"], "wide", "from 1 to"),
+    ("model.block_tokens", ["model", "block_tokens"], 0, "from 1 to"),
+    ("model.dtype", ["model", "dtype"], "float31", "Did you mean 'float32'?"),
+    ("model.dtype", ["model", "dtype"], ..., "is missing"),
+    ("model.layout", ["model", "layout"], "token_mayor", "Did you mean 'token_major'?"),
+    ("model.hash", ["model", "hash"], "sha256", "pickle differently.*Use sha256_cbor"),
+    ("model.hash", ["model", "hash"], "xxhash", "pickle differently.*Use xxhash_cbor"),
+    ("model.hash", ["model", "hash"], "md5", "unknown hash 'md5'"),
+    ("model.hash_seed", ["model", "hash_seed"], 0, "quotes: '0'"),
+    ("model.weights_epoch", ["model", "weights_epoch"], 2, "quotes: '2'"),
+    ("model.weights_epoch", ["model", "weights_epoch"], ..., "model.weights is not given"),
+    ("model.weights", ["model", "weights"], "a\0b", "NUL"),
+    ("model.codec", ["model", "codec"], "int8", "unknown codec"),
+    ("model.tensor_parallel", ["model", "tensor_parallel"], 0, "from 1 to"),
+    ("model.groups", ["model", "groups"], [], "not a list of groups"),
+    ("model.layers", ["model", "groups"], [GROUP], "in each of model.groups"),
+    ("tiers", ["tiers"], ..., "is missing"),
+    ("tiers", ["tiers"], [], "not a list of tiers"),
+    ("tiers", ["tiers"], {"gpu": 1}, "not a list of tiers"),
+    ("tiers[1]", ["tiers", 1], "host", "not a mapping"),
+    ("tiers[1].type", ["tiers", 1, "type"], ..., "Known: gpu, host, lmdb"),
+    ("tiers[1].type", ["tiers", 1, "type"], "hots", "Did you mean 'host'?"),
+    ("tiers[1].type", ["tiers", 1, "type"], [], "not a type"),
+    ("tiers[1].capacity", ["tiers", 1, "capacity"], ..., "is missing"),
+    ("tiers[1].capacity", ["tiers", 1, "capacity"], "4G", "GiB"),
+    ("tiers[1].capacity", ["tiers", 1, "capacity"], 0, "is nothing"),
+    ("tiers[1].capcity", ["tiers", 1, "capcity"], "1GiB", "Did you mean 'capacity'?"),
+    ("tiers[1].capacity_bytes", ["tiers", 1, "capacity_bytes"], 1 << 30, "Did you mean 'capacity'?"),
+    ("tiers[1].policy", ["tiers", 1, "policy"], "arc", "not in this version. Use lru"),
+    ("tiers[1].policy", ["tiers", 1, "policy"], "lur", "Did you mean 'lru'?"),
+    ("tiers[1].pin", ["tiers", 1, "pin"], "onn", "Did you mean 'on'?"),
+    ("tiers[1].name", ["tiers", 1, "name"], "gpu", "also the name of tiers\\[0\\]"),
+    ("tiers[1].name", ["tiers", 1, "name"], "a b", "label a metric"),
+    ("tiers[0].device", ["tiers", 0, "device"], "cuda", "not in this version"),
+    ("tiers[0].low_watermark", ["tiers", 0, "low_watermark"], 0.2, "0 <= low < high < 1"),
+    ("tiers[0].low_watermark", ["tiers", 0, "high_watermark"], 1.0, "0 <= low < high < 1"),
+    ("tiers[0].high_watermark", ["tiers", 0, "high_watermark"], 2, "more than the whole"),
+    ("tiers[0].low_watermark", ["tiers", 0, "low_watermark"], float("nan"), "not a fraction"),
+    ("tiers[2].path", ["tiers", 2, "path"], ..., "is missing"),
+    ("tiers[2].capacity", ["tiers", 2, "capacity"], ..., "until the disk is full"),
+    ("tiers[2].payload", ["tiers", 2, "payload"], "inline", "not in this version. Use slab"),
+    ("tiers[2].durability", ["tiers", 2, "durability"], "bach", "Did you mean 'batch'?"),
+    ("tiers[2].verify", ["tiers", 2, "verify"], "maybe", "true or false"),
+    ("prefetch.budget", ["prefetch", "budget"], "150%", "more than the whole"),
+    ("prefetch.lookahead_requests", ["prefetch", "lookahead_requests"], -1, "from 0 to"),
+    ("prefetch", ["prefetch"], 8, "not a mapping"),
+    ("limits.load_deadline", ["limits", "load_deadline"], 500, "which unit of time"),
+    ("limits.load_deadline", ["limits", "load_deadline"], "0s", "no time at all"),
+    ("limits.queue", ["limits", "queue"], "4KiB", "less than 1 block of 48KiB.*at least 48KiB"),
+]
+
+
+@pytest.mark.parametrize(("path", "where", "value", "says"), WRONG, ids=[f"{w[0]}-{i}" for i, w in enumerate(WRONG)])
+def test_what_is_wrong_is_told(path: str, where: list[Any], value: Any, says: str) -> None:
+    """A mistake would pass, or be told without its place, its value or its remedy."""
+    error = refused(changed((where, value)))
+    assert error.path == path
+    assert error.problem
+    assert error.remedy
+    assert re.search(says, str(error))
+    assert "pydantic" not in str(error)
+
+
+def test_field_names_are_no_keys() -> None:
+    """A file could use names that are not documented, and that may change."""
+    error = refused(changed((["tiers", 0], {"type": "gpu", "capacity_bytes": 1 << 20})))
+    assert [line.split(":")[0] for line in str(error).splitlines()] == ["tiers[0].capacity", "tiers[0].capacity_bytes"]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """Mending a file would take one start per mistake."""
+    error = refused(
+        changed((["model", "dtype"], "f"), (["tiers", 1, "capacity"], "x"), (["limits", "queue"], -1), (["more"], 1))
+    )
+    lines = str(error).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["more", "model.dtype", "tiers[1].capacity", "limits.queue"]
+    assert error.path == "more"
+
+
+@pytest.mark.parametrize(
+    ("types", "path"),
+    [
+        (["host", "gpu"], "tiers[1].type"),
+        (["gpu", "lmdb", "host"], "tiers[2].type"),
+        (["gpu", "gpu"], "tiers[1].type"),
+        (["host", "lmdb"], "tiers[0].type"),
+    ],
+)
+def test_the_fastest_tier_comes_first(types: list[str], path: str) -> None:
+    """Blocks would be demoted to a faster tier, or there would be none for attention to read."""
+    entry: dict[str, Callable[[], dict[str, Any]]] = {
+        "gpu": lambda: {"type": "gpu", "capacity": "1MiB"},
+        "host": lambda: {"type": "host", "capacity": "1MiB"},
+        "lmdb": lambda: {"type": "lmdb", "capacity": "1MiB", "path": "d"},
+    }
+    assert refused(changed((["tiers"], [entry[kind]() for kind in types]))).path == path
+
+
+@pytest.mark.parametrize("types", [["gpu"], ["gpu", "host"], ["gpu", "lmdb"]])
+def test_lower_tiers_are_optional(types: list[str]) -> None:
+    """A smaller set-up than the full one would not start."""
+    tiers = [tier for tier in WHOLE["tiers"] if tier["type"] in types]
+    assert [tier.type for tier in load(changed((["tiers"], tiers))).tiers] == types
+
+
+def test_sizes_that_cannot_help_are_refused_with_numbers() -> None:
+    """A tier would hold nothing, or only churn (dynamo PR#6506, sglang PR#26449)."""
+    least = 2 * STRIDE_BYTES
+    small = refused(changed((["tiers", 0, "capacity"], least - 1)))
+    assert small.path == "tiers[0].capacity"
+    assert f"{least - 1}B is less than 2 blocks of 48KiB" in small.problem
+    assert "96KiB" in small.remedy
+    load(changed((["tiers", 0, "capacity"], least)))
+
+    churn = refused(changed((["tiers", 1, "capacity"], (1 << 20) - 1)))
+    assert churn.path == "tiers[1].capacity"
+    assert "1048575B, less than the 1MiB of gpu" in churn.problem
+    assert "at least 1MiB" in churn.remedy
+    load(changed((["tiers", 1, "capacity"], 1 << 20)))
+
+
+def test_hybrid_groups() -> None:
+    """A hybrid model's layers would be lost, doubled, or take another group's shape."""
+    shape = {key: value for key, value in MODEL.items() if key not in ("layers", "kv_heads", "head_dim")}
+    groups = [GROUP, {"kind": "mla", "layers": 1, "head_dim": 576, "dtype": "bfloat16", "block_tokens": 64}]
+    config = load(changed((["model"], shape | {"groups": groups})))
+    assert config.model.groups == (
+        GroupSpec("full", (0, 1), 3, 64, "float32", 16),
+        GroupSpec("mla", (2,), 1, 576, "bfloat16", 64),
+    )
+    listed = [GROUP | {"layers": [0, 2]}, GROUP | {"layers": [1, 3]}]
+    assert [g.layers for g in load(changed((["model"], shape | {"groups": listed}))).model.groups] == [
+        (0, 2),
+        (1, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("group", "path", "says"),
+    [
+        ({"kind": "mamba"}, "model.groups[1].kind", "not in this version"),
+        ({"kind": "ful"}, "model.groups[1].kind", "Did you mean 'full'?"),
+        ({"layers": [0]}, "model.groups[1].layers", "layer 0 is listed twice"),
+        ({"layers": [5, 5]}, "model.groups[1].layers", "layer 5 is listed twice"),
+        ({"layers": [-1]}, "model.groups[1].layers", "not the index"),
+        ({"layers": []}, "model.groups[1].layers", "neither"),
+        ({"layers": 0}, "model.groups[1].layers", "neither"),
+        ({"kind": "mla"}, "model.groups[1].kv_heads", "one latent"),
+        ({"head": 1}, "model.groups[1].head", "unknown key"),
+        ({"kv_heads": None}, "model.groups[1].kv_heads", "is missing"),
+    ],
+)
+def test_wrong_groups(group: dict[str, Any], path: str, says: str) -> None:
+    """A hybrid model's shape would be guessed."""
+    shape = {key: value for key, value in MODEL.items() if key not in ("layers", "kv_heads", "head_dim")}
+    error = refused(changed((["model"], shape | {"groups": [GROUP, GROUP | group]})))
+    assert error.path == path
+    assert says in str(error)
+
+
+def test_a_group_needs_a_dtype() -> None:
+    """The bytes per element would be guessed."""
+    shape = {"name": "m", "weights_epoch": "v1", "groups": [GROUP]}
+    assert refused(changed((["model"], shape))).path == "model.groups[0].dtype"
+
+
+def test_auto_epoch_reads_the_weights(tmp_path: Path) -> None:
+    """Other weights would find the old weights' blocks."""
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "a.bin").write_bytes(b"a")
+    raw = changed((["model", "weights_epoch"], "auto"), (["model", "weights"], str(tmp_path / "w")))
+    first = load(raw).model.weights_epoch
+    assert first.startswith("auto-")
+    (tmp_path / "w" / "a.bin").write_bytes(b"b")
+    assert load(raw).model.weights_epoch != first
+
+
+def test_a_store_among_the_weights_is_refused(tmp_path: Path) -> None:
+    """The store's own writes would change the epoch, and every start would forget what it holds."""
+    (tmp_path / "a.bin").write_bytes(b"a")
+    raw = changed(
+        (["model", "weights_epoch"], "auto"),
+        (["model", "weights"], str(tmp_path)),
+        (["tiers", 2, "path"], str(tmp_path / "data")),
+    )
+    assert refused(raw).path == "tiers[2].path"
+
+
+def test_the_callers_mapping_is_left_alone() -> None:
+    """Loading twice from one mapping would give two configurations."""
+    raw = copy.deepcopy(WHOLE)
+    load(raw, overrides={"tiers[1].capacity": "3MiB", "limits.queue": "1GiB"})
+    assert raw == WHOLE
+
+
+def test_hand_made_configurations() -> None:
+    """Engine builders and tests could not make a configuration without YAML."""
+    config = Config(model=load(WHOLE).model, tiers=(GpuTierConfig(capacity_bytes=1 << 20),))
+    assert config.limits.load_deadline_s == 0.5
+    with pytest.raises(UsageError, match="no setting"):
+        config.origin("limits.queue")

@@ -1,0 +1,105 @@
+"""Sizes, durations and fractions as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtier.config.units import (
+    BYTES_MAX,
+    Rejected,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_fraction,
+    parse_seconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("512MiB", 512 << 20),
+        ("4GiB", 4 << 30),
+        ("1.5 GB", 1_500_000_000),
+        (" 2 kib ", 2048),
+        ("10kB", 10_000),
+        ("3TiB", 3 << 40),
+        ("4096", 4096),
+        ("7B", 7),
+        (65536, 65536),
+        (1024.0, 1024),
+        ("0.1KiB", 102),
+        ("0", 0),
+    ],
+)
+def test_sizes(text: object, size_bytes: int) -> None:
+    """A size would be taken for another number of bytes: powers of 1000 for powers of 1024, say."""
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("4G", "GiB"),
+        ("512M", "MiB"),
+        ("1k", "KiB"),
+        ("4GiBB", "unknown unit"),
+        ("many", "4GiB"),
+        ("-1", "negative"),
+        (-5, "negative"),
+        ("1.5", "whole number"),
+        (2.5, "whole number"),
+        (True, "not a size"),
+        (None, "not a size"),
+        ([1], "not a size"),
+        (float("nan"), "not a size"),
+        (float("inf"), "not a size"),
+        ("1e9", "unknown unit|not a size"),
+        ("9" * 5000, "not a size"),
+        ("99999999TiB", "at most"),
+        ("٤GiB", "not a size"),
+        ("", "not a size"),
+    ],
+)
+def test_refused_sizes(text: object, says: str) -> None:
+    """A text that means no size would become some size, or a traceback."""
+    with pytest.raises(Rejected, match=says):
+        parse_bytes(text)
+
+
+@given(st.integers(0, BYTES_MAX))
+def test_sizes_are_shown_exactly(size_bytes: int) -> None:
+    """`config show` would print a size that loads to another one."""
+    assert parse_bytes(format_bytes(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("2s", 2.0), ("1m", 60.0), ("1.5 s", 1.5), ("250us", 0.00025), ("1h", 3600.0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    """A deadline would be a thousand times too long."""
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(500, "which unit"), ("0.5", "which unit"), ("2 sec", "unknown unit"), ("-1s", "negative")]
+)
+def test_refused_durations(text: object, says: str) -> None:
+    """A bare 500 meant as milliseconds would be taken as 500 seconds."""
+    with pytest.raises(Rejected, match=says):
+        parse_seconds(text)
+
+
+@given(st.integers(1, 10**9).map(lambda microseconds: microseconds / 1e6))
+def test_durations_are_shown_exactly(seconds: float) -> None:
+    """`config show` would print a duration that loads to another one."""
+    assert parse_seconds(format_seconds(seconds)) == seconds
+
+
+def test_fractions() -> None:
+    """A percentage would be read as a hundred times the share, or a share above one be let in."""
+    assert [parse_fraction(text) for text in ("25%", 0.25, "0.25", 1, 0)] == [0.25, 0.25, 0.25, 1.0, 0.0]
+    for text in ("125%", 1.01, "-0.1", "a lot", "3GiB"):
+        with pytest.raises(Rejected):
+            parse_fraction(text)
