@@ -1,0 +1,78 @@
+"""HostTier: blocks in RAM, between the device and the disk.
+
+Owns: one slab, taken at start. Slots are page aligned and can be the buffer of a disk tier's O_DIRECT.
+Always:  the padding of a slot is zero; the memory never grows. Which slot holds what, the directory knows.
+Units:   slots (index), bytes.
+"""
+
+from collections.abc import Sequence
+
+from kvtier.allocator.slab import HostSlab
+from kvtier.errors import ConfigError
+from kvtier.tiers.base import TierTraits
+from kvtier.tiers.slots import SlotCopies
+from kvtier.types import Outcome, ReadItem, WriteBatch, page_aligned
+
+SLOTS_MIN = 2  # one to fill while the other drains
+BATCH_BYTES = 4 << 20
+
+
+class HostTier:
+    """A `Tier` with `SupportsSlots`; `notes` says what ``auto`` came to."""
+
+    def __init__(self, slab: HostSlab) -> None:
+        """Takes the slab over."""
+        self.name = slab.name
+        self.stride_bytes = slab.stride_bytes
+        self.notes = slab.notes
+        self._slab = slab
+        self._copies = SlotCopies(slab.name, lambda: slab.array, range(slab.slots))
+
+    @classmethod
+    def create(
+        cls, *, name: str, capacity_bytes: int, length_bytes_max: int, pin: str = "auto", hugepages: str = "auto"
+    ) -> "HostTier":
+        """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds.
+
+        Raises ConfigError if that is fewer than two, or the memory cannot be had as asked.
+        """
+        stride_bytes = page_aligned(length_bytes_max)
+        slots = capacity_bytes // stride_bytes
+        if slots < SLOTS_MIN:
+            raise ConfigError(
+                f"{name}.capacity",
+                f"{capacity_bytes} bytes hold {slots} slots of {stride_bytes}",
+                f"Use at least {SLOTS_MIN * stride_bytes}",
+            )
+        return cls(HostSlab(name=name, slots=slots, stride_bytes=stride_bytes, pin=pin, hugepages=hugepages))
+
+    @property
+    def traits(self) -> TierTraits:
+        return TierTraits(
+            capacity_bytes=self._slab.slots * self.stride_bytes,
+            slots=self._slab.slots,
+            persistent=False,
+            host_addressable=True,
+            batch_bytes=BATCH_BYTES,
+        )
+
+    @property
+    def fd(self) -> int:
+        """The memory's descriptor, for other processes."""
+        return self._slab.fd
+
+    def slot(self, index: int) -> memoryview:
+        """One whole slot, zero-copy. Raises IndexError if there is none such."""
+        return self._slab.slot(index)
+
+    def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
+        """Copy blocks out; raises InvariantError for a place that is no slot."""
+        return self._copies.read(items)
+
+    def write(self, batch: WriteBatch) -> list[Outcome]:
+        """Copy blocks in, each to its place; raises InvariantError for a place that is no slot."""
+        return self._copies.write(batch)
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        self._slab.close()

@@ -1,0 +1,128 @@
+"""LRU against an OrderedDict that knows nothing of it."""
+
+import zlib
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtier.errors import InvariantError
+from kvtier.policies import POLICIES
+from kvtier.policies.base import Access
+from kvtier.policies.lru import LRU
+
+HANDLES = st.lists(st.integers(0, 12), unique=True, max_size=6)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(list(Access)), HANDLES, st.sampled_from([0, 4096, 2**32 - 1])),
+        st.tuples(st.sampled_from(["evict", "forget"]), HANDLES, st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+def model_touch(model: "OrderedDict[int, int]", access: Access, handles: list[int], size_class: int) -> None:
+    for handle in handles:
+        if access is Access.FILL:
+            model[handle] = size_class
+        if handle in model:
+            model.move_to_end(handle)
+
+
+def model_candidates(model: "OrderedDict[int, int]", count: int, pinned: set[int], size_class: int | None) -> list[int]:
+    eligible = [h for h, held in model.items() if h not in pinned and size_class in (None, held)]
+    return eligible[:count] if len(eligible) >= count else []
+
+
+@given(STEPS, st.sets(st.integers(0, 12), max_size=4))
+def test_it_orders_like_an_ordered_dict(steps: list[tuple[object, list[int], int]], pinned: set[int]) -> None:
+    """The wrong block leaves."""
+    policy, model = LRU(), OrderedDict()
+    for verb, handles, size_class in steps:
+        if isinstance(verb, Access):
+            policy.touch(handles, verb, size_class)
+            model_touch(model, verb, handles, size_class)
+        elif verb == "forget":
+            policy.forget(handles)
+            for handle in handles:
+                model.pop(handle, None)
+        else:
+            residents = [handle for handle in handles if handle in model]
+            policy.evict(residents)
+            for handle in residents:
+                del model[handle]
+        assert policy.check() == []
+        assert len(policy) == len(model)
+        for count in range(5):
+            for wanted in (None, 0, 4096):
+                chosen = policy.candidates(count, pinned, wanted, incoming=3)
+                assert chosen == model_candidates(model, count, pinned, wanted)
+    restored = LRU()
+    restored.touch([11, 1], Access.FILL, 7)
+    restored.restore(policy.snapshot())
+    assert restored.check() == []
+    assert restored.candidates(len(model)) == list(model)
+    for size_class in set(model.values()):
+        alike = [handle for handle, held in model.items() if held == size_class]
+        assert restored.candidates(len(alike), size_class=size_class) == alike
+
+
+def test_the_deepest_block_leaves_first() -> None:
+    """A prefix loses its head while its tail stays, which nobody can use any more."""
+    policy = LRU()
+    policy.touch([1, 2, 3], Access.FILL)
+    policy.touch([3, 2, 1], Access.RELEASE)
+    assert policy.candidates(2) == [3, 2]
+
+
+def test_only_a_fill_sets_the_size_class() -> None:
+    """A reuse, which does not know the size, makes a block of another class."""
+    policy = LRU()
+    policy.touch([5], Access.FILL, 4096)
+    policy.touch([5, 6], Access.REUSE)
+    assert policy.candidates(1, size_class=4096) == [5]
+    assert len(policy) == 1
+
+
+def test_misuse_is_an_error() -> None:
+    """A handle that is not resident is evicted in silence, and the directory and the policy part."""
+    policy = LRU()
+    with pytest.raises(InvariantError):
+        policy.evict([4])
+    with pytest.raises(InvariantError):
+        policy.touch([4], Access.FILL, 2**32)
+    assert len(policy) == 0
+
+
+@given(st.data())
+def test_a_damaged_snapshot_is_refused_and_changes_nothing(data: st.DataObject) -> None:
+    """A torn or foreign snapshot is taken for an order, or asks for gigabytes."""
+    source, policy = LRU(), LRU()
+    source.touch(data.draw(HANDLES), Access.FILL, 9)
+    policy.touch([2, 1], Access.FILL)
+    state = source.snapshot()
+    at = data.draw(st.integers(0, len(state) - 1))
+    flipped = state[:at] + bytes([state[at] ^ (1 << data.draw(st.integers(0, 7)))]) + state[at + 1 :]
+    for damaged in (flipped, state[:at], state + b"\0", b"", data.draw(st.binary(max_size=80))):
+        with pytest.raises(ValueError, match="snapshot of policy lru"):
+            policy.restore(damaged)
+    assert policy.candidates(2) == [2, 1]
+
+
+def test_a_snapshot_with_a_handle_twice_is_refused() -> None:
+    """A snapshot whose sum is right but whose content is not links one handle twice."""
+    policy = LRU()
+    policy.touch([1, 2], Access.FILL)
+    state = policy.snapshot()
+    assert state[12:20] == b"\1\0\0\0\2\0\0\0"
+    body = state[:16] + state[12:16] + state[20:-4]
+    with pytest.raises(ValueError, match="twice"):
+        policy.restore(body + zlib.crc32(body).to_bytes(4, "little"))
+
+
+def test_the_registry_makes_one() -> None:
+    """`policy: lru` in the YAML finds nothing."""
+    assert len(POLICIES.get("lru")()) == 0
+    with pytest.raises(KeyError, match="'lru'"):
+        POLICIES.get("lru2")
