@@ -198,7 +198,8 @@ class Transfer:
 class TransferBatch:
     """Transfers with the same source and target, executed and reported together; half of it may fail.
 
-    `evict` belongs to the target tier's transaction. With `source == target` the batch only evicts.
+    `evict` belongs to the target tier's transaction. With `source == target` the batch only evicts, or drops the
+    namespace `drop` (an engine-local id).
     """
 
     batch_id: int
@@ -206,11 +207,12 @@ class TransferBatch:
     target: int
     transfers: tuple[Transfer, ...]
     evict: tuple[EvictItem, ...] = ()
+    drop: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The terminal acknowledgement of a batch: one outcome per transfer, then one per eviction."""
+    """The terminal acknowledgement of a batch: one outcome per transfer, then one per eviction (or for the drop)."""
 
     batch_id: int
     outcomes: tuple[Outcome, ...]

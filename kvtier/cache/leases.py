@@ -1,0 +1,110 @@
+"""What callers hold: a match pins copies for a while, a lease owns slots until it is given back.
+
+A match has an owner and a time to live; a lease ends by release (or by the proven death of its owner), never by
+time. Both are given back exactly once, however often that is asked for. Units: tokens, slots, seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from kvtier.blocks.hashing import Keys
+from kvtier.cache.coordinator import Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a `peek` saw. Nothing is pinned: it may be gone a moment later."""
+
+    tokens: int
+    tiers: dict[str, int]  # tier name -> tokens whose fastest copy lies there
+
+
+class Match:
+    """A pinned answer to a lookup. `tokens` of the prompt lie in the cache; `tiers` says where, by name.
+
+    Give it to `reserve`, or `release` it. It expires by itself after its time to live; a `reserve` with an expired
+    match looks again.
+    """
+
+    __slots__ = ("_pins", "_prefix", "expires_at_s", "keys", "match_id", "owner", "tiers", "tokens", "tokens_max")
+
+    def __init__(
+        self, match_id: int, owner: str, keys: Keys, tokens_max: int | None, prefix: Prefix, tiers: dict[str, int]
+    ) -> None:
+        self.match_id = match_id
+        self.owner = owner
+        self.keys = keys
+        self.tokens_max = tokens_max
+        self.tokens = prefix.tokens
+        self.tiers = tiers
+        self.expires_at_s = 0.0
+        self._prefix = prefix
+        self._pins: list[tuple[int, int]] = []  # (handle, tier), empty once given back
+
+    def __repr__(self) -> str:
+        return f"Match({self.match_id}, owner={self.owner!r}, tokens={self.tokens}, tiers={self.tiers})"
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """`reserve` was refused: the slots are held by others. The match stays valid; try later or with less."""
+
+    slots_needed: int
+    slots_available: int
+
+
+class Phase(Enum):
+    """Where a lease stands."""
+
+    LOADING = "loading"  # promotions into its slots are under way
+    ACTIVE = "active"
+    RELEASED = "released"
+
+
+class Lease:
+    """A right on slots of the top tier, for reading the restored prefix and for writing the rest.
+
+    The first `tokens_ready` tokens are there; compute from that token on, into the slots that follow. Only slots
+    from `tokens_ready // block_tokens` on may be written. `tiers` says which tiers the restored tokens came from.
+    """
+
+    __slots__ = ("_record", "lease_id", "owner", "tiers", "tokens_ready")
+
+    def __init__(self, record: "LeaseRecord", tokens_ready: int, tiers: dict[str, int]) -> None:
+        self._record = record
+        self.lease_id = record.lease_id
+        self.owner = record.owner
+        self.tokens_ready = tokens_ready
+        self.tiers = tiers
+
+    def slots(self, group: int = 0) -> tuple[int, ...]:
+        """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...)."""
+        return tuple(self._record.slots[group])
+
+    def wait(self, stream: Any = None) -> None:
+        """Make a device stream wait for the promotion. On host memory the bytes are there already: no-op."""
+
+    def __repr__(self) -> str:
+        blocks = [len(slots) for slots in self._record.slots]
+        return f"Lease({self.lease_id}, owner={self.owner!r}, tokens_ready={self.tokens_ready}, blocks={blocks})"
+
+
+@dataclass(slots=True, eq=False)
+class LeaseRecord:
+    """The core's side of a lease. Lists are per group, in prefix order."""
+
+    lease_id: int
+    owner: str
+    match: Match
+    tokens_matched: int
+    deadline_s: float
+    phase: Phase = Phase.LOADING
+    slots: list[list[int]] = field(default_factory=list)
+    hits: list[list[int]] = field(default_factory=list)  # handles of the leading blocks
+    sources: list[Sequence[int]] = field(default_factory=list)  # tier each hit came from
+    writable: set[int] = field(default_factory=set)  # slots private to this lease
+    waiting: set[int] = field(default_factory=set)  # handles whose promotion is under way
+    failed: bool = False  # a load failed: the prefix ends before it
+    lease: Lease | None = None

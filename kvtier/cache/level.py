@@ -1,0 +1,53 @@
+"""One tier as the deciding code sees it: its slots or its room, its order, and how it is doing.
+
+Owns a `BlockPool` (memory tiers) and a policy; holds no bytes. Units: slots, bytes, seconds of the engine's clock.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtier.allocator.block_pool import BlockPool
+from kvtier.policies.base import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a persistent tier tells about its space; all three answer from memory."""
+
+    blocks: Callable[[int], int]  # bytes of a block -> how many more would fit
+    extent: Callable[[int], int]  # place -> extent: emptied as a whole, it serves any size
+    used_bytes: Callable[[], int]
+
+
+@dataclass(slots=True)
+class Level:
+    """A tier's bookkeeping. Exactly one of `pool` (memory) and `room` (persistent) is there."""
+
+    name: str
+    policy: Policy
+    batch_bytes: int
+    capacity_bytes: int
+    stride_bytes: int
+    pool: BlockPool | None = None
+    room: Room | None = None
+    host_addressable: bool = True
+    low_watermark: float = 0.1
+    high_watermark: float = 0.2
+    demoting: bool = False  # between low and high watermark: hysteresis
+    blocked_until_s: float = 0.0  # no writes before, after a failure
+    failures: int = 0  # in a row
+    starved: bool = False  # the last write was refused for room: evict before the next
+
+    @property
+    def persistent(self) -> bool:
+        return self.pool is None
+
+    @property
+    def slots(self) -> BlockPool:
+        """The pool of a memory tier."""
+        assert self.pool is not None, f"tier {self.name} has no slots"
+        return self.pool
+
+    def batch_blocks(self, length_bytes: int) -> int:
+        """How many blocks of a length make a batch that is worth its overhead."""
+        return max(1, self.batch_bytes // max(1, length_bytes))

@@ -1,0 +1,126 @@
+"""From a configuration to a running cache: tiers, their levels, the core and its thread.
+
+The order in which tiers are opened and wrapped is visible here and nowhere else. Always: if one tier cannot be
+opened, those that were are closed again.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, assert_never
+
+from kvtier.allocator.block_pool import BlockPool
+from kvtier.blocks.namespace import NamespaceTable
+from kvtier.blocks.spec import block_specs
+from kvtier.cache.level import Level, Room
+from kvtier.clock import MonotonicClock
+from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig, TierConfig, load_config
+from kvtier.engine.cache import TieredCache
+from kvtier.engine.core import Core
+from kvtier.engine.engine import Engine
+from kvtier.engine.sync import SyncCache
+from kvtier.policies import POLICIES
+from kvtier.tiers.base import SupportsArray, SupportsScan, SupportsSlots, Tier
+
+Configuration = Config | Path | str | Mapping[str, Any]
+
+
+def open(config: Configuration) -> TieredCache:
+    """A cache for asyncio: `async with kvtier.open(config) as cache`. Takes a Config, a YAML file or a mapping."""
+    return TieredCache(_loaded(config))
+
+
+def open_sync(config: Configuration) -> SyncCache:
+    """An open cache with blocking verbs: close it, or use it in a `with`. Takes a Config, a YAML file or a mapping."""
+    cache = SyncCache(_loaded(config))
+    cache._start()
+    return cache
+
+
+def _loaded(config: Configuration) -> Config:
+    return config if isinstance(config, Config) else load_config(config)
+
+
+def start(config: Config) -> tuple[Engine, SupportsArray]:
+    """Open all tiers and start the engine; also returns the top tier, whose slots `kv` shows."""
+    namespaces = NamespaceTable()
+    namespaces.id_of_model(config.model)
+    length_bytes_max = max(spec.block_bytes for spec in block_specs(config.model))
+    with ExitStack() as undo:
+        tiers: list[Tier] = []
+        for tier_config in config.tiers:
+            tier = open_tier(tier_config, namespaces, length_bytes_max)
+            undo.callback(tier.close)
+            tiers.append(tier)
+        levels = [level_of(*pair) for pair in zip(config.tiers, tiers, strict=True)]
+        core = Core(
+            config.model,
+            levels,
+            namespaces,
+            queue_bytes=config.limits.queue_bytes,
+            prefetch_budget=config.prefetch.budget,
+        )
+        for index, tier in enumerate(tiers):
+            if isinstance(tier, SupportsScan):
+                core.adopt(index, tier.scan())
+        top = tiers[0]
+        assert isinstance(top, SupportsArray)
+        engine = Engine(core, tiers, MonotonicClock())
+        undo.pop_all()  # the engine closes them from now on
+    return engine, top
+
+
+def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
+    """Open one tier for blocks of up to `length_bytes_max`. Imports only what the tier needs."""
+    if isinstance(config, GpuTierConfig):
+        from kvtier.tiers.gpu import GpuTier
+
+        return GpuTier.create(
+            name=config.name,
+            device=config.device,
+            capacity_bytes=config.capacity_bytes,
+            length_bytes_max=length_bytes_max,
+        )
+    if isinstance(config, HostTierConfig):
+        from kvtier.tiers.host import HostTier
+
+        return HostTier.create(
+            name=config.name,
+            capacity_bytes=config.capacity_bytes,
+            length_bytes_max=length_bytes_max,
+            pin=config.pin,
+            hugepages=config.hugepages,
+        )
+    if isinstance(config, LmdbTierConfig):
+        from kvtier.tiers.lmdb.store import LmdbTier
+
+        return LmdbTier.open(
+            config.path,
+            name=config.name,
+            namespaces=namespaces,
+            capacity_bytes=config.capacity_bytes,
+            length_bytes_max=length_bytes_max,
+            min_free_bytes=config.min_free_bytes,
+            durability=config.durability,
+            verify=config.verify,
+        )
+    assert_never(config)
+
+
+def level_of(config: TierConfig, tier: Tier) -> Level:
+    """The deciding code's view of an opened tier."""
+    traits = tier.traits
+    room = Room(tier.room, tier.neighbours, tier.used_bytes) if isinstance(tier, SupportsScan) else None
+    pool = None if room else BlockPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
+    return Level(
+        name=config.name,
+        policy=POLICIES.get(config.policy)(),
+        batch_bytes=traits.batch_bytes,
+        capacity_bytes=traits.capacity_bytes,
+        stride_bytes=tier.stride_bytes if isinstance(tier, SupportsSlots) else 0,
+        pool=pool,
+        room=room,
+        host_addressable=traits.host_addressable,
+        low_watermark=config.low_watermark,
+        high_watermark=config.high_watermark,
+    )

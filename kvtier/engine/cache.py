@@ -1,0 +1,122 @@
+"""`TieredCache`: the asyncio face of the engine.
+
+`match`, `commit`, `release`, `prefetch` and the other plain verbs never wait for I/O; `reserve`, `flush`, `drop`,
+`reset` and `aclose` are coroutines, always. Their waiting is a wake-up from the engine's thread; no work is done on
+the event loop. Units: tokens, seconds.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.config import Config
+from kvtier.engine.core import Answer, Core, Dropped, Flushed
+from kvtier.engine.engine import Reply
+from kvtier.engine.verbs import CacheVerbs
+from kvtier.errors import KvtierError
+
+
+class TieredCache(CacheVerbs):
+    """A cache over all configured tiers. Use as `async with kvtier.open(config) as cache`."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+
+    async def __aenter__(self) -> Self:
+        """Open the tiers. If cancelled, what was opened is closed again."""
+        opening = asyncio.ensure_future(asyncio.to_thread(self._start))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait([opening])
+            self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def reserve(self, match: Match, blocks_total: int, *, load_deadline_s: float | None = None) -> Lease | NoRoom:
+        """Slots for `blocks_total` blocks, the matched prefix promoted into the first of them. Consumes the match.
+
+        Waits for promotions only, at most `load_deadline_s` (default: the configuration's); then the prefix is cut:
+        `lease.tokens_ready` says where to compute from. NoRoom if others hold the slots: the match stays valid.
+        Cancelled: no slot is held, the match stays valid, loads that run end up in the cache.
+        """
+        patience_s = self.config.limits.load_deadline_s if load_deadline_s is None else load_deadline_s
+        answer = await self._answer(
+            lambda core, now_s: core.submit_reserve(match, blocks_total, now_s + patience_s),
+            lambda core, ticket: core.release_lease(ticket),
+        )
+        assert isinstance(answer, Lease | NoRoom)
+        return answer
+
+    async def flush(self) -> Flushed:
+        """Copy all that lies only in memory to the lowest persistent tier, under its durability mode.
+
+        Cancelled: the copying goes on.
+        """
+        answer = await self._answer(lambda core, now_s: core.submit_flush())
+        assert isinstance(answer, Flushed)
+        return answer
+
+    async def drop(self, namespace: bytes | None = None) -> Dropped:
+        """Forget a namespace, by its 32-byte fingerprint, in all tiers: at once for lookups, durably on return.
+
+        Cancelled: it is forgotten here, and the tiers go on erasing it.
+        """
+        answer = await self._answer(lambda core, now_s: core.submit_drop(namespace))
+        assert isinstance(answer, Dropped)
+        return answer
+
+    async def reset(self) -> Dropped:
+        """Forget everything of the configured model, in all tiers. Cancelled: as `drop`."""
+        return await self.drop(None)
+
+    async def aclose(self, flush_s: float = 20.0) -> int:
+        """Flush for at most `flush_s`, then stop. Returns how many blocks a persistent tier should have but has not.
+
+        Idempotent. Cancelled: what is not flushed yet is lost, all else is closed.
+        """
+        if self._running is None or self._running.closed:
+            return 0
+        try:
+            async with asyncio.timeout(flush_s):
+                await self.flush()
+        except (TimeoutError, KvtierError):
+            pass  # what is left is counted below
+        finally:
+            unsaved = self._unsaved()
+            await asyncio.shield(asyncio.to_thread(self._stop))
+        return unsaved
+
+    async def _answer(
+        self, ask: Callable[[Core, float], int], give_up: Callable[[Core, int], None] | None = None
+    ) -> Answer:
+        """Ask for something that has a ticket and wait for its answer."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+
+        def answered(reply: Reply) -> None:  # on the engine's thread
+            try:
+                loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(reply))
+            except RuntimeError:  # the loop is gone, and with it whoever asked
+                if give_up is not None:
+                    engine.post(lambda core, now_s: give_up(core, ticket))
+
+        engine = self._engine
+        ticket = engine.ask(ask, answered)
+        try:
+            reply = await future
+        except asyncio.CancelledError:
+            if give_up is not None:
+                engine.post(lambda core, now_s: give_up(core, ticket))
+            raise
+        if isinstance(reply, KvtierError):
+            raise reply
+        assert isinstance(reply, Lease | NoRoom | Flushed | Dropped)
+        return reply

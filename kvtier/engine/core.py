@@ -1,0 +1,286 @@
+"""The polled core: every verb of the cache as a plain function that neither waits nor reads a clock.
+
+    ticket = core.submit_reserve(match, ...)      questions that need I/O get a ticket
+    for batch in core.plan(now): ...              what to move now; somebody carries it out
+    core.apply(BatchDone(...), now)               and says how it ended
+    core.poll()                                   tickets that have their answer
+
+It has one caller at a time: the engine's thread, a scheduler that must not wait, or the simulator. Always: the
+directory, the pools and the policies agree (`check()`), and no answer depends on a transfer that is not acknowledged.
+
+Units: tokens, slots, bytes, seconds of the caller's clock.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvtier.blocks.hashing import Keys
+from kvtier.blocks.namespace import NamespaceTable
+from kvtier.blocks.spec import block_specs
+from kvtier.cache.coordinator import Prefix, longest_prefix, tokens_by_tier
+from kvtier.cache.leases import Found, Lease, Match, NoRoom
+from kvtier.cache.level import Level
+from kvtier.cache.residency import Residency
+from kvtier.engine.planner import Planner
+from kvtier.engine.prefetch import Prefetch
+from kvtier.engine.reservations import Reservations
+from kvtier.errors import UsageError
+from kvtier.metrics import Counters
+from kvtier.types import BatchDone, BlockKey, ModelSpec, StoredBlock, TransferBatch, namespace_of, store_key
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A flush has ended: `blocks` were to be written, `failed` of them could not be and lie in memory only."""
+
+    blocks: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A drop has ended. Not `durable`: a tier failed to erase the namespace; after a restart it may be there again."""
+
+    durable: bool
+
+
+Answer = Lease | NoRoom | Flushed | Dropped
+
+
+class Core:
+    """Deciding code of one cache: matches, leases, plans and counters over a list of levels, fastest first."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        levels: Sequence[Level],
+        namespaces: NamespaceTable,
+        *,
+        queue_bytes: int = 256 << 20,
+        prefetch_budget: float = 0.25,
+    ) -> None:
+        self.model = model
+        self._namespaces = namespaces
+        self._namespace = namespaces.id_of_model(model)
+        self._sizes = tuple(group.block_tokens for group in model.groups)
+        self._names = [level.name for level in levels]
+        self.counters = Counters(self._names)
+        self.residency = Residency(levels, self.counters)
+        self._directory = self.residency.directory
+        self.planner = Planner(self.residency, queue_bytes)
+        self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget)
+        self._leases = Reservations(self.residency, self.planner, block_specs(model), self._sizes)
+        self._matches: dict[int, Match] = {}
+        self._flushes: dict[int, int] = {}  # ticket -> blocks
+        self._answers: list[tuple[int, Answer]] = []
+        self._last_id = 0
+
+    # ------------------------------------------------------------ start
+
+    def adopt(self, tier: int, stored: Iterable[StoredBlock]) -> None:
+        """Take what a persistent tier has kept, oldest first, into the directory. Before anything else."""
+        for block in stored:
+            handle = self._directory.admit(block.key, block.length_bytes)
+            self.residency.publish(handle, tier, block.place, block.generation)
+
+    # ------------------------------------------------------------ sought
+
+    def match(self, keys: Keys, owner: str, tokens_max: int | None, expires_at_s: float) -> Match:
+        """Pin the longest prefix that is in any tier."""
+        self._check_keys(keys)
+        prefix = longest_prefix(self._directory, self._namespace, keys, tokens_max)
+        match = Match(self._id(), owner, keys, tokens_max, prefix, self._tiers(prefix))
+        match.expires_at_s = expires_at_s
+        self._leases.pin(match)
+        self._matches[match.match_id] = match
+        self._count_lookup(keys, tokens_max, match)
+        return match
+
+    def peek(self, keys: Keys, tokens_max: int | None = None) -> Found:
+        """Ask the same and pin nothing."""
+        self._check_keys(keys)
+        prefix = longest_prefix(self._directory, self._namespace, keys, tokens_max)
+        return Found(prefix.tokens, self._tiers(prefix))
+
+    def missing(self, keys: Keys) -> tuple[BlockKey, ...]:
+        """The keys that have no copy in any tier."""
+        self._check_keys(keys)
+        return tuple(key for group in keys.groups for key in group if not self._is_known(key))
+
+    def _is_known(self, key: BlockKey) -> bool:
+        handle = self._directory.find(store_key(self._namespace, key))
+        return handle is not None and self._directory.top(handle) is not None
+
+    def prefetch(self, keys: Keys, now_s: float) -> None:
+        """Bring what lies only on disk into host memory, within the budget. Never waits."""
+        self._check_keys(keys)
+        prefix = longest_prefix(self._directory, self._namespace, keys, None)
+        self._prefetch.hint(prefix, now_s)
+
+    # ------------------------------------------------------------ placed
+
+    def submit_reserve(self, match: Match, blocks_total: int, deadline_s: float) -> int:
+        """Ask for slots; the answer (`Lease` or `NoRoom`) comes from `poll` under the ticket."""
+        if blocks_total < 1:
+            raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
+        self.counters.add("reserves")
+        if not match._pins:  # expired, consumed or released: its handles may be somebody else's by now
+            self._look_again(match)
+        ticket = self._id()
+        self._leases.begin(ticket, match, blocks_total, deadline_s)
+        self._prefetch.used([h for handles in match._prefix.handles for h in handles])
+        return ticket
+
+    def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
+        """Publish the keys of slots that the lease has written."""
+        self._leases.commit(lease, pairs, self._namespace)
+
+    def release_lease(self, lease_id: int) -> None:
+        """Give a lease back, or give up a reservation that has no answer yet (by its ticket). Idempotent."""
+        self._leases.release(lease_id)
+
+    def release_match(self, match: Match) -> None:
+        """Let go of a match's pins. Idempotent."""
+        self._leases.unpin(match)
+        self._matches.pop(match.match_id, None)
+
+    # ------------------------------------------------------------ kept and dropped
+
+    def submit_flush(self) -> int:
+        """Copy all that lies only in memory to the lowest persistent tier; `Flushed` comes from `poll`."""
+        ticket = self._id()
+        self._flushes[ticket] = self.planner.demotions.flush()
+        return ticket
+
+    def submit_drop(self, fingerprint: bytes | None = None) -> int:
+        """Forget a namespace (None: the current one) in all tiers; `Dropped` comes from `poll`, once durable."""
+        namespace = self._namespace if fingerprint is None else self._namespaces.find(fingerprint)
+        if namespace is None:
+            raise UsageError(f"no namespace {fingerprint.hex() if fingerprint else ''} is known here")
+        ticket = self._id()
+        handles = [h for h in self._directory.handles() if namespace_of(self._directory.key(h)) == namespace]
+        self.planner.drop(ticket, namespace, handles)
+        return ticket
+
+    def set_weights_epoch(self, epoch: str) -> None:
+        """From now on look up and commit under another epoch of the weights; older blocks age out."""
+        if not epoch or epoch == "auto":
+            raise UsageError("a weights epoch is a string that changes when the weights change")
+        self.model = replace(self.model, weights_epoch=epoch)
+        self._namespace = self._namespaces.id_of_model(self.model)
+
+    # ------------------------------------------------------------ polled
+
+    def plan(self, now_s: float) -> list[TransferBatch]:
+        """What should move now. Each batch must be answered by exactly one `apply`."""
+        self._expire(now_s)
+        return self.planner.plan(now_s)
+
+    def apply(self, done: BatchDone, now_s: float) -> None:
+        """Take a batch's terminal acknowledgement."""
+        self._leases.resolved(self.planner.apply(done, now_s))
+
+    def poll(self) -> list[tuple[int, Answer]]:
+        """Tickets answered since the last call. Each is reported once."""
+        for ticket, answer in self._leases.ended:
+            self._answers.append((ticket, answer))
+            if isinstance(answer, Lease):  # its match is consumed
+                self._matches.pop(answer._record.match.match_id, None)
+        self._leases.ended.clear()
+        self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
+        if self._flushes and not self.planner.demotions.flush_left:
+            failed = self.planner.demotions.flush_failed
+            self._answers += [(t, Flushed(blocks, min(failed, blocks))) for t, blocks in self._flushes.items()]
+            self._flushes.clear()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        """When to plan again though nothing happens."""
+        times = [
+            self.planner.wake_at_s(now_s),
+            self._leases.next_deadline_s(),
+            self._prefetch.next_expiry_s(),
+            min((match.expires_at_s for match in self._matches.values()), default=None),
+        ]
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    @property
+    def busy(self) -> bool:
+        """Transfers are under way or wait for their turn."""
+        return bool(len(self.planner.flight) or self.planner.promotions.waiting)
+
+    # ------------------------------------------------------------ asked
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes as plain data; reading them changes nothing."""
+        return {
+            "blocks": len(self._directory),
+            "leases": len(self._leases),
+            "matches": len(self._matches),
+            "batches_in_flight": len(self.planner.flight),
+            **self.counters.engine(),
+            "tiers": {name: self._tier_stats(tier) for tier, name in enumerate(self._names)},
+        }
+
+    def _tier_stats(self, tier: int) -> dict[str, Any]:
+        level = self.residency.levels[tier]
+        stats: dict[str, Any] = {
+            "blocks": self._directory.ready[tier],
+            "blocks_idle": self._directory.idle[tier],
+            "blocks_idle_clean": self._directory.idle_clean[tier],
+            "capacity_bytes": level.capacity_bytes,
+        }
+        if level.pool is not None:
+            stats |= {
+                "slots": level.pool.slots_total,
+                "slots_free": level.pool.slots_free,
+                "slots_quarantined": level.pool.slots_quarantined,
+            }
+        if level.room is not None:
+            stats["used_bytes"] = level.room.used_bytes()
+        return stats | self.counters.of_tier(tier)
+
+    def unsaved(self) -> int:
+        """Blocks that are in memory only although the lowest tier is persistent."""
+        return len(self.planner.demotions.dirty())
+
+    def check(self) -> list[str]:
+        """Recount everything; an empty list means all invariants hold."""
+        return self.residency.check()
+
+    # ------------------------------------------------------------ inside
+
+    def _expire(self, now_s: float) -> None:
+        self._leases.expire(now_s)
+        self._prefetch.expire(now_s)
+        for match in [m for m in self._matches.values() if m.expires_at_s <= now_s]:
+            self.counters.add("matches_expired", int(bool(match._pins)))
+            self.release_match(match)
+
+    def _look_again(self, match: Match) -> None:
+        prefix = longest_prefix(self._directory, self._namespace, match.keys, match.tokens_max)
+        match._prefix = prefix
+        match.tokens = prefix.tokens
+        match.tiers = self._tiers(prefix)
+        self._leases.pin(match)
+        self._matches[match.match_id] = match
+
+    def _check_keys(self, keys: Keys) -> None:
+        if not isinstance(keys, Keys) or keys.block_tokens != self._sizes:
+            raise UsageError("these keys were not made for this model; use hash_blocks(tokens, config.model)")
+
+    def _tiers(self, prefix: Prefix) -> dict[str, int]:
+        return tokens_by_tier(prefix.tiers, self._sizes, prefix.tokens, self._names)
+
+    def _count_lookup(self, keys: Keys, tokens_max: int | None, match: Match) -> None:
+        self.counters.add("lookups")
+        self.counters.add("lookup_tokens", keys.tokens if tokens_max is None else min(tokens_max, keys.tokens))
+        self.counters.add("hit_tokens", match.tokens)
+        for tier, name in enumerate(self._names):
+            self.counters.add_tier(tier, "hit_tokens", match.tiers[name])
+
+    def _id(self) -> int:
+        self._last_id += 1
+        return self._last_id

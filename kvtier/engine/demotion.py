@@ -1,0 +1,251 @@
+"""Stores: blocks on their way down, ahead of need.
+
+When the slots of a tier that can be had without I/O (free, or idle and clean) fall under the low watermark, idle
+dirty blocks are copied to the tier below, in policy order, until the high watermark is reached. A flush copies
+all that is not yet in the lowest persistent tier. Evictions from a persistent tier travel in the transaction of
+the batch that needs their room.
+
+Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under way; a failing tier is left alone
+for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
+"""
+
+from collections.abc import Iterator
+from math import ceil
+
+from kvtier.cache.level import Level
+from kvtier.cache.residency import Held, NotDemotable, Residency
+from kvtier.cache.transitions import State
+from kvtier.engine.flight import Flight
+from kvtier.types import StoreKey, TransferBatch, page_aligned
+
+STORES_MAX = 2
+BACKOFF_FIRST_S = 0.1
+BACKOFF_LAST_S = 10.0
+FLUSH_ATTEMPTS_MAX = 3
+COLDEST_TRIED_MAX = 64  # blocks among whose extents one without readers is sought
+SLACK_DIVISOR = 8  # places kept free for the next batch: at most this part of the tier
+
+
+class Demotions:
+    """Chooses what goes down and what leaves the lowest tier."""
+
+    def __init__(self, residency: Residency, flight: Flight, queue_bytes: int) -> None:
+        self._residency = residency
+        self._directory = residency.directory
+        self._flight = flight
+        self._queue_bytes = queue_bytes
+        self._flushing: dict[int, StoreKey] = {}
+        self._attempts: dict[int, int] = {}
+        self.flush_failed = 0
+
+    # ------------------------------------------------------------ planning
+
+    def batches(self, now_s: float) -> list[TransferBatch]:
+        """What to store now, slowest tiers first: their success makes room for the faster ones."""
+        made: list[TransferBatch] = []
+        levels = self._residency.levels
+        for tier in range(len(levels) - 1, -1, -1):
+            if now_s < levels[tier].blocked_until_s:
+                continue
+            if tier > 0:
+                made += self._stores(tier - 1, now_s)
+            if self._residency.evictions[tier]:
+                made.append(self._flight.depart((tier, tier), (), self._erasures(tier)))
+        return made
+
+    def _stores(self, tier: int, now_s: float) -> Iterator[TransferBatch]:
+        lane = (tier, tier + 1)
+        target = self._residency.levels[tier + 1]
+        while self._flight.batches[lane] < STORES_MAX and self._flight.bytes.total() < self._queue_bytes:
+            handles = self._chosen(tier)
+            if not handles:
+                return
+            batch = self._to_disk(lane, handles) if target.persistent else self._to_memory(lane, handles)
+            if batch is None:
+                self._refused(tier, handles, now_s)
+                return
+            yield batch
+
+    def _refused(self, tier: int, handles: list[int], now_s: float) -> None:
+        """Nothing could be stored. While stores are under way room may come of it; else wait, or give a flush up."""
+        below = range(tier + 1, len(self._residency.levels))
+        if any(self._flight.batches[t - 1, t] or self._flight.evictions[t] for t in below):
+            return
+        if self._residency.levels[tier + 1].persistent:
+            self.blocked(tier + 1, now_s)
+        elif not any(self._residency.levels[t].failures for t in below):
+            return
+        for handle in handles:
+            self.stored(handle, self._directory.key(handle), tier + 1, done=False)
+
+    def _chosen(self, tier: int) -> list[int]:
+        """A batch of blocks of one size that should go down from this tier: for a flush first, else the policy's."""
+        level = self._residency.levels[tier]
+        handles = self._to_flush(tier) or self._ahead_of_need(tier, level)
+        if not handles:
+            return []
+        size = page_aligned(self._directory.length_bytes(handles[0]))
+        alike = [h for h in handles if page_aligned(self._directory.length_bytes(h)) == size]
+        return alike[: self._residency.levels[tier + 1].batch_blocks(size)]
+
+    def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
+        slots = level.capacity_bytes // level.stride_bytes
+        lane = (tier, tier + 1)
+        available = self._residency.takeable(tier, drop_dirty=False) + self._flight.blocks[lane]
+        low = max(1, ceil(level.low_watermark * slots))
+        high = max(low + 1, ceil(level.high_watermark * slots))
+        level.demoting = available < (high if level.demoting else low)
+        if not level.demoting:
+            return []
+        idle_dirty = self._directory.idle[tier] - self._directory.idle_clean[tier]
+        batch_blocks = self._residency.levels[tier + 1].batch_blocks(level.stride_bytes)
+        count = min(high - available, idle_dirty, batch_blocks)
+        return level.policy.candidates(count, NotDemotable(self._directory, tier)) if count > 0 else []
+
+    # ------------------------------------------------------------ targets
+
+    def _to_memory(self, lane: tuple[int, int], handles: list[int]) -> TransferBatch | None:
+        count = min(len(handles), self._residency.takeable(lane[1], drop_dirty=False))
+        slots = self._residency.take(lane[1], count, drop_dirty=False) if count else None
+        if slots is None:
+            return None  # its own demotion makes room first
+        for handle, slot in zip(handles, slots, strict=False):
+            self._residency.place(handle, lane[1], slot)
+        return self._depart(lane, handles[:count])
+
+    def _to_disk(self, lane: tuple[int, int], handles: list[int]) -> TransferBatch | None:
+        """Write what fits, and evict in the same transaction so that the next batch fits too."""
+        tier = lane[1]
+        level = self._residency.levels[tier]
+        assert level.room is not None
+        length_bytes = self._directory.length_bytes(handles[0])
+        size = page_aligned(length_bytes)
+        # The tier takes places when a batch runs: what is under way may or may not be counted in its answer.
+        room = 0 if level.starved else max(0, level.room.blocks(length_bytes) - self._flight.blocks[lane])
+        level.starved = False
+        count = min(len(handles), room)
+        slack = min(len(handles), level.capacity_bytes // size // SLACK_DIVISOR)
+        victims = self._victims(tier, len(handles) + slack - room - self._flight.evictions[tier], size)
+        if not count and not victims:
+            return None
+        for handle in victims:
+            self._residency.evict(handle, tier)
+        for handle in handles[:count]:
+            self._residency.place(handle, tier)
+        return self._depart(lane, handles[:count], victims)
+
+    def _depart(self, lane: tuple[int, int], handles: list[int], victims: list[int] | None = None) -> TransferBatch:
+        for handle in handles:
+            self._directory.hold(handle, lane[0])
+            self._directory.hold(handle, lane[1])
+        return self._flight.depart(lane, handles, victims or ())
+
+    # ------------------------------------------------------------ leaving a persistent tier
+
+    def _victims(self, tier: int, count: int, size: int) -> list[int]:
+        """Up to `count` blocks of this size in policy order; if the coldest has another size, its whole extent."""
+        policy = self._residency.levels[tier].policy
+        held = Held(self._directory, tier)
+        coldest = policy.candidates(1, held) if count > 0 else []
+        if not coldest:
+            return []
+        if page_aligned(self._directory.length_bytes(coldest[0])) != size:
+            return self._whole_extent(tier, held) or policy.candidates(1, held, size)
+        while not (victims := policy.candidates(count, held, size)):
+            count //= 2
+        return victims
+
+    def _whole_extent(self, tier: int, held: Held) -> list[int]:
+        """The blocks of the coldest extent that nobody reads: emptied, it can be lent to any size."""
+        level = self._residency.levels[tier]
+        assert level.room is not None
+        extent_of, place = level.room.extent, self._directory.place
+        coldest = level.policy.candidates(min(self._directory.idle[tier], COLDEST_TRIED_MAX), held)
+        extents = dict.fromkeys(extent_of(place(h, tier)) for h in coldest)  # in order, each once
+        members: dict[int, list[int]] = {extent: [] for extent in extents}
+        for handle in self._with_copy(tier):
+            extent = extent_of(place(handle, tier))
+            if extent in members:
+                members[extent].append(handle)
+        for extent in extents:
+            if all(self._directory.is_ready(h, tier) and h not in held for h in members[extent]):
+                return members[extent]
+        return []
+
+    def _with_copy(self, tier: int) -> Iterator[int]:
+        return (h for h in self._directory.handles() if self._directory.state(h, tier) is not State.GONE)
+
+    def _erasures(self, tier: int) -> list[int]:
+        queue = self._residency.evictions[tier]
+        handles = list(queue)
+        queue.clear()
+        return handles
+
+    # ------------------------------------------------------------ results
+
+    def stored(self, handle: int, key: StoreKey, tier: int, *, done: bool) -> None:
+        """A store of a block into `tier` ended."""
+        if self._flushing.get(handle) != key:
+            return
+        if done and self._residency.levels[tier].persistent:
+            self._settle_flush(handle)
+        elif not done:
+            self._attempts[handle] = self._attempts.get(handle, 0) + 1
+            if self._attempts[handle] >= FLUSH_ATTEMPTS_MAX:
+                self._settle_flush(handle)
+                self.flush_failed += 1
+
+    def blocked(self, tier: int, now_s: float) -> None:
+        """The tier failed: leave it alone for a while, twice as long each time in a row."""
+        level = self._residency.levels[tier]
+        level.blocked_until_s = now_s + min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2**level.failures)
+        level.failures += 1
+
+    def recovered(self, tier: int) -> None:
+        level = self._residency.levels[tier]
+        level.failures = 0
+        level.blocked_until_s = 0.0
+
+    # ------------------------------------------------------------ flush
+
+    def dirty(self) -> list[int]:
+        """Blocks that lie only in memory although the lowest tier is persistent."""
+        lowest = len(self._residency.levels) - 1
+        if not self._residency.levels[lowest].persistent:
+            return []
+        is_ready, top = self._directory.is_ready, self._directory.top
+        return [h for h in self._directory.handles() if not is_ready(h, lowest) and top(h) is not None]
+
+    def flush(self) -> int:
+        """Start copying all that lies only in memory to the lowest persistent tier; how many blocks that is."""
+        dirty = self.dirty()
+        for handle in dirty:
+            self._flushing[handle] = self._directory.key(handle)
+        self._attempts.clear()
+        self.flush_failed = 0
+        return len(dirty)
+
+    @property
+    def flush_left(self) -> int:
+        return len(self._flushing)
+
+    def _to_flush(self, tier: int) -> list[int]:
+        """Blocks to flush whose lowest copy is READY here and whose way down is clear."""
+        below = tier + 1
+        ready: list[int] = []
+        gone: list[int] = []
+        limit = self._residency.levels[below].batch_blocks(self._residency.levels[tier].stride_bytes)
+        for handle, key in self._flushing.items():
+            if self._directory.key(handle) != key or self._directory.top(handle) is None:
+                gone.append(handle)  # dropped or lost meanwhile
+            elif self._directory.is_ready(handle, tier) and self._directory.state(handle, below) is State.GONE:
+                ready.append(handle)
+                if len(ready) == limit:
+                    break
+        for handle in gone:
+            self._settle_flush(handle)
+        return ready
+
+    def _settle_flush(self, handle: int) -> None:
+        del self._flushing[handle]
+        self._attempts.pop(handle, None)

@@ -1,0 +1,193 @@
+"""The engine's thread: it alone owns the core, so that demotion runs while the caller computes.
+
+Callers' verbs come in through an inbox and are answered in order; finished batches come in the same way. The
+thread sleeps on the inbox until something arrives or the core wants to be woken. A bug inside (`fault`) stops the
+cache, not its host: every later call raises InvariantError, every waiting one is answered with it.
+
+Units: seconds of the clock that was given.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from kvtier.clock import Clock
+from kvtier.engine.core import Answer, Core
+from kvtier.engine.executor import Executor
+from kvtier.engine.polled import Job, PolledSurface, Request
+from kvtier.errors import ClosedError, InvariantError, KvtierError
+from kvtier.tiers.base import Tier
+from kvtier.types import BatchDone
+
+log = logging.getLogger("kvtier")
+T = TypeVar("T")
+Reply = Answer | Job | KvtierError
+
+
+class Engine:
+    """Runs a core on its own thread. All methods may be called from any thread of the process that made it."""
+
+    def __init__(self, core: Core, tiers: list[Tier], clock: Clock) -> None:
+        self._core = core
+        self._surface = PolledSurface(core)
+        self._clock = clock
+        self._tiers = tiers
+        self._pid = os.getpid()
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._waiters: dict[int, Callable[[Reply], None]] = {}
+        self._unclaimed: list[tuple[int, Answer | Job]] = []
+        self._fault: InvariantError | None = None
+        self._closing = False
+        self._gate = threading.Lock()
+        self._executor = Executor(tiers, self._report)
+        self._thread = threading.Thread(target=self._run, name="kvtier-engine", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ from any thread
+
+    def call(self, verb: Callable[[Core, float], T]) -> T:
+        """Run a verb on the engine's thread and return its result. Waits for the thread's turn only, never for I/O."""
+        future: Future[T] = Future()
+
+        def turn() -> None:
+            try:
+                self._refuse_if_unusable()
+                future.set_result(verb(self._core, self._clock.now()))
+            except KvtierError as error:
+                future.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
+                future.set_exception(self._broken(error))
+
+        with self._gate:  # a turn taken in before `close` is answered, one after it is refused
+            self._refuse_if_unusable()
+            self._inbox.put(turn)
+        return future.result()
+
+    def ask(self, verb: Callable[[Core, float], int], answered: Callable[[Reply], None]) -> int:
+        """Run a verb that returns a ticket; `answered` is called on the engine's thread with its answer."""
+
+        def register(core: Core, now_s: float) -> int:
+            ticket = verb(core, now_s)
+            self._waiters[ticket] = answered
+            return ticket
+
+        return self.call(register)
+
+    def post(self, verb: Callable[[Core, float], None]) -> None:
+        """Run a verb some time soon; it must not fail."""
+        if os.getpid() == self._pid:
+            self._inbox.put(lambda: verb(self._core, self._clock.now()))
+
+    def submit(self, request: Request) -> int:
+        """The polled surface: a ticket, answered by `poll`."""
+        return self.call(lambda core, now_s: self._surface.submit(request, now_s))
+
+    def poll(self) -> list[tuple[int, Answer | Job]]:
+        """Answers to `submit` since the last call."""
+
+        def claim(core: Core, now_s: float) -> list[tuple[int, Answer | Job]]:
+            self._answer()
+            answers, self._unclaimed = self._unclaimed, []
+            return answers
+
+        return self.call(claim)
+
+    def apply(self, done: BatchDone) -> None:
+        """A foreign top tier reports a job."""
+        self.call(lambda core, now_s: self._surface.apply(done))
+
+    def close(self) -> None:
+        """Let running batches end, acknowledge them, stop the thread, close the tiers. Idempotent."""
+        if os.getpid() != self._pid:
+            return
+        with self._gate:
+            if self._closing:
+                return
+            self._closing = True
+        self._inbox.put(lambda: None)
+        self._thread.join()
+        self._executor.close()
+        for tier in reversed(self._tiers):
+            tier.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    def _refuse_if_unusable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError("this cache belongs to another process; start workers with spawn, not fork")
+        if self._closing:
+            raise ClosedError("the cache is closed")
+        if self._fault is not None:
+            raise self._fault
+
+    # ------------------------------------------------------------ on the engine's thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._take_turns(self._patience_s())
+            if self._fault is None and not self._closing:
+                try:
+                    for batch in self._core.plan(self._clock.now()):
+                        self._executor.submit(batch)
+                    self._answer()
+                except Exception as error:  # noqa: BLE001 - the thread must live on to say so
+                    self._broken(error)
+        self._shut_down()
+
+    def _patience_s(self) -> float | None:
+        """How long to sleep if nothing arrives."""
+        if self._fault is not None:
+            return None
+        now_s = self._clock.now()
+        wake_s = self._core.wake_at_s(now_s)
+        return None if wake_s is None else max(0.0, wake_s - now_s)
+
+    def _take_turns(self, patience_s: float | None) -> None:
+        try:
+            turn = self._inbox.get(timeout=patience_s)
+            while True:
+                self._guarded(turn)
+                turn = self._inbox.get_nowait()
+        except Empty:
+            pass
+
+    def _guarded(self, turn: Callable[[], None]) -> None:
+        try:
+            turn()
+        except Exception as error:  # noqa: BLE001 - see _run
+            self._broken(error)
+
+    def _answer(self) -> None:
+        for ticket, answer in self._surface.poll():
+            waiter = self._waiters.pop(ticket, None)
+            if waiter is None:
+                self._unclaimed.append((ticket, answer))
+            else:
+                waiter(answer)
+
+    def _report(self, done: BatchDone) -> None:
+        """Called by worker threads."""
+        self._inbox.put(lambda: self._core.apply(done, self._clock.now()))
+
+    def _broken(self, error: Exception) -> InvariantError:
+        log.exception("kvtier stops: a bug, please report it", exc_info=error)
+        self._fault = InvariantError(f"kvtier stopped after a bug: {error!r}; restart to use the cache again")
+        self._dismiss(self._fault)
+        return self._fault
+
+    def _dismiss(self, error: KvtierError) -> None:
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
+            waiter(error)
+
+    def _shut_down(self) -> None:
+        """Nobody waits in vain: what is running ends and is acknowledged, what is asked is refused."""
+        self._executor.close()
+        self._take_turns(0.0)
+        self._dismiss(ClosedError("the cache was closed"))

@@ -1,0 +1,92 @@
+"""Carries batches out: the only place that touches worker threads.
+
+Of the two tiers of a batch one works and the other lends its slots: a disk works for memory, the upper of two memory
+tiers for the lower. Each (tier, direction) has its own threads, so that loads never queue behind stores. Writes to
+a tier run one at a time and in order. Whatever happens, every batch is reported exactly once.
+
+Units: bytes. Owns its threads; does not own the tiers.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from kvtier.tiers.base import SupportsDrop, SupportsSlots, Tier
+from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
+
+log = logging.getLogger("kvtier")
+
+
+class Executor:
+    """Runs batches over `tiers` (fastest first) and calls `report` from a worker thread with each one's outcome."""
+
+    def __init__(self, tiers: Sequence[Tier], report: Callable[[BatchDone], None]) -> None:
+        self._tiers = tiers
+        self._report = report
+        self._threads: dict[tuple[int, str], ThreadPoolExecutor] = {}
+        for index, tier in enumerate(tiers):
+            for direction, count in (("read", tier.traits.readers), ("write", 1)):
+                name = f"kvtier-{tier.name}-{direction}"
+                self._threads[index, direction] = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    def submit(self, batch: TransferBatch) -> None:
+        """Start a batch. Returns at once."""
+        self._threads[lane_of(self._tiers, batch)].submit(self._run, batch)
+
+    def close(self) -> None:
+        """Wait until everything that was submitted is reported, and end the threads. Idempotent."""
+        for threads in self._threads.values():
+            threads.shutdown(wait=True)
+
+    def _run(self, batch: TransferBatch) -> None:
+        self._report(carry_out(self._tiers, batch))
+
+
+def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
+    """The tier that works for a batch, and in which direction."""
+    source, target = batch.source, batch.target
+    if source == target or tiers[target].traits.persistent:
+        return target, "write"
+    if tiers[source].traits.persistent or source < target:
+        return source, "read"
+    return target, "write"
+
+
+def carry_out(tiers: Sequence[Tier], batch: TransferBatch) -> BatchDone:
+    """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing."""
+    expected = len(batch.transfers) + (1 if batch.drop is not None else len(batch.evict))
+    try:
+        outcomes = _outcomes(tiers, batch)
+        if len(outcomes) != expected:
+            raise RuntimeError(f"{len(outcomes)} outcomes for {expected} items")
+    except Exception as error:
+        # A tier that breaks its promise must not hang those who wait for the batch.
+        log.exception("batch %d from tier %d to %d failed", batch.batch_id, batch.source, batch.target)
+        outcomes = [Outcome(Status.FAILED, detail=repr(error))] * expected
+    return BatchDone(batch.batch_id, tuple(outcomes))
+
+
+def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
+    worker, direction = lane_of(tiers, batch)
+    tier = tiers[worker]
+    if batch.drop is not None:
+        assert isinstance(tier, SupportsDrop)
+        return [tier.drop(batch.drop)]
+    if direction == "read":
+        slots = _slots(tiers[batch.target])
+        return tier.read(
+            [
+                ReadItem(t.key, t.source_place, t.source_generation, t.length_bytes, slots.slot(t.target_place))
+                for t in batch.transfers
+            ]
+        )
+    if not batch.transfers:
+        return tier.write(WriteBatch((), batch.evict))
+    slots = _slots(tiers[batch.source])
+    items = [WriteItem(t.key, t.length_bytes, slots.slot(t.source_place), t.target_place) for t in batch.transfers]
+    return tier.write(WriteBatch(items, batch.evict))
+
+
+def _slots(tier: Tier) -> SupportsSlots:
+    assert isinstance(tier, SupportsSlots), f"tier {tier.name} has no slots to lend"
+    return tier

@@ -1,0 +1,103 @@
+"""Batches that are under way: who made them, what they hold, and how many run in each lane.
+
+A lane is a (source, target) pair of tiers. While a transfer is in flight both its copies are held, so that neither
+place is used for anything else before the terminal acknowledgement. Units: batches, blocks, bytes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtier.cache.residency import Residency
+from kvtier.types import EvictItem, Transfer, TransferBatch
+
+Lane = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A batch and the handles of the copies that leave with it (one by one, or with their namespace)."""
+
+    batch: TransferBatch
+    evicted: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(transfer.length_bytes for transfer in self.batch.transfers)
+
+
+class Flight:
+    """Numbers batches, keeps them until they are acknowledged, and counts them by lane."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._underway: dict[int, Underway] = {}
+        self._next_id = 0
+        self.batches: Counter[Lane] = Counter()
+        self.blocks: Counter[Lane] = Counter()
+        self.bytes: Counter[Lane] = Counter()
+        self.evictions: Counter[int] = Counter()  # copies leaving, by tier
+
+    def __len__(self) -> int:
+        return len(self._underway)
+
+    def depart(self, lane: Lane, handles: Sequence[int], evicted: Sequence[int] = ()) -> TransferBatch:
+        """Make a batch of copies that are placed and held already."""
+        source, target = lane
+        batch = TransferBatch(
+            self._number(),
+            source,
+            target,
+            tuple(self._transfer(handle, source, target) for handle in handles),
+            tuple(self._eviction(handle, target) for handle in evicted),
+        )
+        return self._enter(Underway(batch, tuple(evicted)))
+
+    def depart_drop(self, tier: int, namespace: int, leaving: Sequence[int]) -> TransferBatch:
+        """Make the batch that erases a namespace, and with it the copies `leaving`, from a persistent tier."""
+        batch = TransferBatch(self._number(), tier, tier, (), (), namespace)
+        return self._enter(Underway(batch, tuple(leaving)))
+
+    def arrive(self, batch_id: int) -> Underway | None:
+        """Take an acknowledged batch out; None if it is not (or no longer) known."""
+        underway = self._underway.pop(batch_id, None)
+        if underway is not None:
+            lane = (underway.batch.source, underway.batch.target)
+            self.batches[lane] -= 1
+            self.blocks[lane] -= len(underway.batch.transfers)
+            self.bytes[lane] -= underway.bytes
+            self.evictions[underway.batch.target] -= len(underway.evicted)
+        return underway
+
+    def _enter(self, underway: Underway) -> TransferBatch:
+        batch = underway.batch
+        lane = (batch.source, batch.target)
+        self._underway[batch.batch_id] = underway
+        self.batches[lane] += 1
+        self.blocks[lane] += len(batch.transfers)
+        self.bytes[lane] += underway.bytes
+        self.evictions[batch.target] += len(underway.evicted)
+        return batch
+
+    def _number(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _transfer(self, handle: int, source: int, target: int) -> Transfer:
+        directory = self._residency.directory
+        return Transfer(
+            handle,
+            directory.key(handle),
+            directory.place(handle, source),
+            directory.generation(handle, source),
+            directory.place(handle, target),
+            directory.length_bytes(handle),
+        )
+
+    def _eviction(self, handle: int, tier: int) -> EvictItem:
+        directory = self._residency.directory
+        return EvictItem(
+            directory.key(handle),
+            directory.place(handle, tier),
+            directory.generation(handle, tier),
+        )

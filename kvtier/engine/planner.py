@@ -1,0 +1,181 @@
+"""Which blocks move, and what their moving meant.
+
+Owns the batches under way. `plan` emits new ones, loads before stores; `apply` takes the terminal acknowledgement
+of one and updates the residency, block by block: a batch may half fail. A result that was overtaken by a drop or
+reset is discarded, and only then is its place free again.
+
+Units: handles, seconds of the engine's clock. Nothing here waits; the executor carries batches out.
+"""
+
+from collections import deque
+
+from kvtier.cache.residency import Residency
+from kvtier.cache.transitions import Move, State
+from kvtier.engine.demotion import Demotions
+from kvtier.engine.flight import Flight, Underway
+from kvtier.engine.promotion import Promotions
+from kvtier.errors import InvariantError
+from kvtier.events import Reason
+from kvtier.types import NAMESPACE_BYTES, BatchDone, Outcome, Status, Transfer, TransferBatch
+
+BLAME = {Status.CORRUPT: Reason.CONDEMNED, Status.MISSING: Reason.LOST}
+READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
+
+
+class Planner:
+    """Plans transfers over a residency and settles their outcomes."""
+
+    def __init__(self, residency: Residency, queue_bytes: int) -> None:
+        self._residency = residency
+        self._directory = residency.directory
+        self.flight = Flight(residency)
+        self.promotions = Promotions(residency, self.flight)
+        self.demotions = Demotions(residency, self.flight, queue_bytes)
+        self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
+        self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
+        self._drops_failed: set[int] = set()
+
+    # ------------------------------------------------------------ plan
+
+    def plan(self, now_s: float) -> list[TransferBatch]:
+        """Everything that should move now. Each batch must be answered by exactly one `apply`."""
+        batches = self.promotions.batches()
+        while self._drops:
+            batches += self._drop_batches(*self._drops.popleft())
+        return batches + self.demotions.batches(now_s)
+
+    def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:
+        """Forget these blocks at once, and erase their namespace from the persistent tiers (see `drops_ended`)."""
+        for handle in handles:
+            self._residency.overtake(handle)
+        self._drops.append((ticket, namespace))
+
+    def _drop_batches(self, ticket: int, namespace: int) -> list[TransferBatch]:
+        """One batch for each persistent tier. Its writer runs batches in order, so later writes are safe from it."""
+        prefix = namespace.to_bytes(NAMESPACE_BYTES, "big")
+        batches = []
+        for tier, level in enumerate(self._residency.levels):
+            if level.persistent:
+                queue = self._residency.evictions[tier]
+                leaving = [h for h in queue if self._directory.key(h).startswith(prefix)]
+                kept = [h for h in queue if not self._directory.key(h).startswith(prefix)]
+                queue.clear()
+                queue.extend(kept)
+                batches.append(self.flight.depart_drop(tier, namespace, leaving))
+        self._dropping[ticket] = {batch.batch_id for batch in batches}
+        return batches
+
+    def drops_ended(self) -> list[tuple[int, bool]]:
+        """Drops that are durable now, or failed: (ticket, done). Each is reported once."""
+        ended = [(t, t not in self._drops_failed) for t, batch_ids in self._dropping.items() if not batch_ids]
+        for ticket, _ in ended:
+            del self._dropping[ticket]
+            self._drops_failed.discard(ticket)
+        return ended
+
+    # ------------------------------------------------------------ apply
+
+    def apply(self, done: BatchDone, now_s: float) -> list[int]:
+        """Settle a batch. Returns the handles whose way to the top tier ended, well or not."""
+        underway = self.flight.arrive(done.batch_id)
+        if underway is None:
+            self._residency.counters.add("late_results")
+            return []
+        transfers = underway.batch.transfers
+        leaving = len(underway.evicted) if underway.batch.drop is None else 1
+        if len(done.outcomes) != len(transfers) + leaving:
+            raise InvariantError(
+                f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {len(transfers)} transfers + {leaving}"
+            )
+        moved, left = done.outcomes[: len(transfers)], done.outcomes[len(transfers) :]
+        self._left(underway, left, now_s)
+        resolved: list[int] = []
+        for transfer, outcome in zip(transfers, moved, strict=True):
+            resolved += self._moved(underway.batch, transfer, outcome)
+        if underway.batch.target > underway.batch.source:
+            self._note_target(underway.batch.target, moved, now_s)
+        return resolved
+
+    def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome) -> list[int]:
+        handle, source, target = transfer.handle, batch.source, batch.target
+        self._count(source, target, transfer, outcome)
+        reason = Reason.FAILED
+        if self._directory.state(handle, target) is not State.FILLING:
+            self._residency.counters.add("late_results")
+            if outcome.done and self._residency.levels[target].persistent:
+                self._directory.put_at(handle, target, outcome.place, outcome.generation)  # to erase it there
+                reason = Reason.DROPPED
+        elif outcome.done:
+            self._residency.filled(handle, target, outcome.place, outcome.generation)
+        else:
+            self._residency.lose(handle, target, Move.FAILED, Reason.FAILED)
+        blame = BLAME.get(outcome.status, Reason.FAILED)
+        if outcome.status in BLAME and self._directory.is_ready(handle, source):
+            self._residency.lose(handle, source, Move.RECLAIM, blame)
+        key = transfer.key
+        resolved = self._onwards(handle, target)
+        self._residency.unhold(handle, source, blame)
+        self._residency.unhold(handle, target, reason)
+        if target > source:
+            self.demotions.stored(handle, key, target, done=outcome.done)
+        return resolved
+
+    def _onwards(self, handle: int, target: int) -> list[int]:
+        """After a hop up: the next one, or the end of the promotion (whose own hold `_moved` lets go at the top)."""
+        if not self.promotions.arrived(handle, target):
+            return []
+        if target != 0:  # it ended on the way
+            if self._directory.state(handle, 0) is State.FILLING:
+                self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
+            self._residency.unhold(handle, 0, Reason.FAILED)
+        return [handle]
+
+    def _left(self, underway: Underway, outcomes: tuple[Outcome, ...], now_s: float) -> None:
+        tier = underway.batch.target
+        if underway.batch.drop is not None:
+            self._drop_ended(underway.batch.batch_id, outcomes[0])
+            outcomes = outcomes * len(underway.evicted)
+        for handle, outcome in zip(underway.evicted, outcomes, strict=True):
+            if outcome.status in (Status.DONE, Status.MISSING):
+                self._residency.erased(handle, tier, Reason.EVICTED)
+            else:
+                self._residency.kept(handle, tier)
+        if any(outcome.status is Status.FAILED for outcome in outcomes):
+            self.demotions.blocked(tier, now_s)
+
+    def _drop_ended(self, batch_id: int, outcome: Outcome) -> None:
+        for ticket, batch_ids in self._dropping.items():
+            if batch_id in batch_ids:
+                batch_ids.remove(batch_id)
+                if not outcome.done:
+                    self._drops_failed.add(ticket)
+
+    def _note_target(self, tier: int, outcomes: tuple[Outcome, ...], now_s: float) -> None:
+        statuses = {outcome.status for outcome in outcomes}
+        if Status.FAILED in statuses:
+            self.demotions.blocked(tier, now_s)
+        elif Status.DONE in statuses:
+            self.demotions.recovered(tier)
+        if Status.NO_ROOM in statuses:
+            self._residency.levels[tier].starved = True
+
+    def _count(self, source: int, target: int, transfer: Transfer, outcome: Outcome) -> None:
+        counters = self._residency.counters
+        if outcome.done:
+            counters.add_tier(source, "read_blocks")
+            counters.add_tier(source, "read_bytes", transfer.length_bytes)
+            counters.add_tier(target, "written_blocks")
+            counters.add_tier(target, "written_bytes", transfer.length_bytes)
+        elif outcome.status is Status.NO_ROOM:
+            counters.add_tier(target, "no_room")
+        elif target > source:
+            counters.add_tier(target, "write_failed")
+        else:
+            counters.add_tier(source, READ_COUNTERS.get(outcome.status, "read_failed"))
+
+    # ------------------------------------------------------------ time
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        """When to plan again though nothing happens: a tier's pause ends."""
+        pauses = [lv.blocked_until_s for lv in self._residency.levels if lv.blocked_until_s > now_s]
+        return min(pauses, default=None)

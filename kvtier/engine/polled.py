@@ -1,0 +1,150 @@
+"""The polled surface: submit, poll, apply, for engines that may not wait, or that own the top tier themselves.
+
+An engine that keeps its own GPU cache (vLLM) is a *foreign top tier*: it takes a `Store` or a `Load`, gets a `Job`
+naming keys and slots of our fastest tier, copies the bytes itself, and answers with `apply(BatchDone(job_id, ...))`,
+one outcome per key. Until then the slots are held by the job's lease; only what is DONE becomes visible.
+
+Units: slots of our fastest tier, seconds of the caller's clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtier.blocks.hashing import Keys
+from kvtier.cache.coordinator import Prefix
+from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.engine.core import Answer, Core
+from kvtier.errors import UsageError
+from kvtier.types import BatchDone, BlockKey, group_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Ask for slots over a match: answered by `Lease` or `NoRoom`."""
+
+    match: Match
+    blocks_total: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Offer blocks; those that are known already are not asked for. Answered by a `Job` or `NoRoom`."""
+
+    keys: Keys
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Ask for a match's blocks in our fastest tier. Answered by a `Job` (of the prefix that is there) or `NoRoom`."""
+
+    match: Match
+    deadline_s: float
+
+
+Request = Reserve | Store | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Copies for the foreign side: `keys[i]` into (`store`) or out of (`load`) slot `slots[i]`."""
+
+    job_id: int
+    kind: str
+    keys: tuple[BlockKey, ...]
+    slots: tuple[int, ...]
+
+
+class ForeignTop(Protocol):
+    """Somebody who executes jobs on memory that is not ours. Neither verb waits."""
+
+    def start(self, job: Job) -> None: ...
+
+    def finished(self) -> list[BatchDone]:
+        """Jobs that ended since the last call, one outcome per key of the job."""
+        ...
+
+
+class PolledSurface:
+    """Requests in, answers out, over a core. The caller plans and carries out the core's batches as well."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._stores: dict[int, tuple[BlockKey, ...]] = {}  # ticket -> keys to store
+        self._loads: dict[int, Match] = {}
+        self._jobs: dict[int, tuple[Job, Lease]] = {}
+
+    def submit(self, request: Request, now_s: float) -> int:
+        """Ask for something; the answer comes from `poll` under the returned ticket."""
+        if isinstance(request, Reserve):
+            return self._core.submit_reserve(request.match, request.blocks_total, request.deadline_s)
+        if isinstance(request, Load):
+            blocks = max(1, request.match.tokens // request.match.keys.block_tokens[0])
+            ticket = self._core.submit_reserve(request.match, blocks, request.deadline_s)
+            self._loads[ticket] = request.match
+            return ticket
+        return self._submit_store(request, now_s)
+
+    def _submit_store(self, request: Store, now_s: float) -> int:
+        missing = self._core.missing(request.keys)
+        sizes = request.keys.block_tokens
+        tokens = max((sum(group_of(key) == g for key in missing) * size for g, size in enumerate(sizes)), default=0)
+        nothing = Match(0, request.owner, request.keys, 0, Prefix(0, ((),) * len(sizes), ((),) * len(sizes)), {})
+        ticket = self._core.submit_reserve(nothing, max(1, -(-tokens // sizes[0])), now_s)
+        self._stores[ticket] = missing
+        return ticket
+
+    def poll(self) -> list[tuple[int, Answer | Job]]:
+        """Answers since the last call."""
+        return [(ticket, self._translated(ticket, answer)) for ticket, answer in self._core.poll()]
+
+    def _translated(self, ticket: int, answer: Answer) -> Answer | Job:
+        keys = self._stores.pop(ticket, None)
+        match = self._loads.pop(ticket, None)
+        if isinstance(answer, NoRoom) or not isinstance(answer, Lease) or (keys is None and match is None):
+            return answer
+        if match is not None:
+            ready = match.keys.prefix(answer.tokens_ready).groups
+            job = self._job(answer, "load", [(key, i) for row in ready for i, key in enumerate(row)])
+        else:
+            assert keys is not None
+            counts = [0] * len(answer._record.slots)
+            placed = []
+            for key in keys:
+                placed.append((key, counts[group_of(key)]))
+                counts[group_of(key)] += 1
+            job = self._job(answer, "store", placed)
+        self._jobs[job.job_id] = (job, answer)
+        return job
+
+    def _job(self, lease: Lease, kind: str, placed: Sequence[tuple[BlockKey, int]]) -> Job:
+        slots = tuple(lease.slots(group_of(key))[index] for key, index in placed)
+        return Job(lease.lease_id, kind, tuple(key for key, _ in placed), slots)
+
+    def apply(self, done: BatchDone) -> None:
+        """A job ended: commit what was stored, give the slots back. A second answer for a job is ignored."""
+        if done.batch_id not in self._jobs:
+            return
+        job, lease = self._jobs[done.batch_id]
+        if len(done.outcomes) != len(job.keys):
+            raise UsageError(f"job {job.job_id} has {len(job.keys)} keys, {len(done.outcomes)} outcomes were given")
+        del self._jobs[done.batch_id]
+        if job.kind == "store":
+            triples = zip(job.slots, job.keys, done.outcomes, strict=True)
+            self._core.commit(lease, [(slot, key) for slot, key, outcome in triples if outcome.done])
+        self._core.release_lease(lease.lease_id)
+
+
+def drive(surface: PolledSurface, foreign: ForeignTop) -> list[tuple[int, Answer]]:
+    """One turn between a surface and its foreign side; returns the answers that are not jobs."""
+    for done in foreign.finished():
+        surface.apply(done)
+    others: list[tuple[int, Answer]] = []
+    for ticket, answer in surface.poll():
+        if isinstance(answer, Job):
+            foreign.start(answer)
+        else:
+            others.append((ticket, answer))
+    return others

@@ -1,0 +1,285 @@
+"""Leases: from a match to slots, through promotion, commit and release.
+
+Owns the lease records. A reservation takes all its slots at once or none. The prefix that lies in the top tier is
+shared and held; what lies below is promoted into placed copies that anybody may join (one transfer per key); the
+rest of the slots are private to the lease until it commits them. When the last promotion ended, failed or met its
+deadline, the lease is settled: its prefix is cut at the first block that is not there, and every block from the
+cut on gets a private slot, so that the caller never writes where others read.
+
+Units: handles, slots, tokens, seconds of the engine's clock.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import lcm
+
+from kvtier.blocks.spec import BlockSpec
+from kvtier.cache.coordinator import tokens_by_tier
+from kvtier.cache.leases import Lease, LeaseRecord, Match, NoRoom, Phase
+from kvtier.cache.residency import Residency
+from kvtier.cache.transitions import Move, State
+from kvtier.engine.planner import Planner
+from kvtier.errors import UsageError
+from kvtier.events import Reason
+from kvtier.policies.base import Access
+from kvtier.types import GROUP_BYTES, BlockKey, StoreKey, block_key_of, group_of, store_key
+
+
+class Reservations:
+    """All leases of the engine. `ended` collects those whose `reserve` has its answer."""
+
+    def __init__(
+        self, residency: Residency, planner: Planner, specs: Sequence[BlockSpec], sizes: Sequence[int]
+    ) -> None:
+        self._residency = residency
+        self._directory = residency.directory
+        self._planner = planner
+        self._specs = specs
+        self._sizes = tuple(sizes)  # block_tokens of each group
+        self._records: dict[int, LeaseRecord] = {}
+        self._waiters: dict[int, set[int]] = {}  # handle -> leases that wait for its promotion
+        self.ended: list[tuple[int, Lease | NoRoom]] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    # ------------------------------------------------------------ reserve
+
+    def begin(self, ticket: int, match: Match, blocks_total: int, deadline_s: float) -> None:
+        """Take slots for `blocks_total` blocks of group 0 (the same tokens in every group); the answer is in `ended`.
+
+        A pending one is ended by `release` under its ticket, too.
+        """
+        tokens_total = blocks_total * self._sizes[0]
+        if tokens_total < match.tokens:
+            raise UsageError(f"blocks_total={blocks_total} covers {tokens_total} tokens, the match has {match.tokens}")
+        record = LeaseRecord(ticket, match.owner, match, match.tokens, deadline_s)
+        record.hits, record.sources = self._available(match)
+        totals = [-(-tokens_total // size) for size in self._sizes]
+        resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
+        for handle in resident:
+            self._directory.hold(handle, 0)
+        count = sum(totals) - len(resident)
+        slots = self._residency.take(0, count, drop_dirty=True)
+        if slots is None:
+            for handle in resident:
+                self._residency.unhold(handle, 0)
+            self._residency.counters.add("no_room")
+            self.ended.append((ticket, NoRoom(count, self._residency.takeable(0, drop_dirty=True))))
+            return
+        self._records[ticket] = record
+        self._assign(record, totals, iter(slots), set(resident))
+        self._settle_if_complete(record)
+
+    def _available(self, match: Match) -> tuple[list[list[int]], list[Sequence[int]]]:
+        """The match's blocks, up to the first that is lost or was condemned since."""
+        hits: list[list[int]] = []
+        sources: list[Sequence[int]] = []
+        for handles in match._prefix.handles:
+            tops = [self._directory.top(h) for h in handles]
+            known = tops.index(None) if None in tops else len(tops)
+            hits.append(list(handles[:known]))
+            sources.append([top for top in tops[:known] if top is not None])
+        return hits, sources
+
+    def _assign(self, record: LeaseRecord, totals: list[int], slots: Iterator[int], resident: set[int]) -> None:
+        """Give every block its slot, and start the promotions in prefix order."""
+        for group, handles in enumerate(record.hits):
+            row: list[int] = []
+            for handle in handles:
+                if handle in resident:
+                    row.append(self._directory.place(handle, 0))
+                    if self._directory.state(handle, 0) is State.FILLING:
+                        self._wait_for(record, handle)
+                        self._planner.promotions.urge(handle, record.deadline_s)
+                else:
+                    row.append(slot := next(slots))
+                    self._promote(record, handle, slot)
+            fresh = [next(slots) for _ in range(totals[group] - len(handles))]
+            record.writable.update(fresh)
+            record.slots.append(row + fresh)
+
+    def _promote(self, record: LeaseRecord, handle: int, slot: int) -> None:
+        self._residency.place(handle, 0, slot)
+        self._directory.hold(handle, 0)
+        if self._planner.promotions.start(handle, record.deadline_s):
+            self._wait_for(record, handle)
+        else:
+            record.failed = True  # nothing below can reach the top: settled as a miss, which frees the slot
+            self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
+
+    def _wait_for(self, record: LeaseRecord, handle: int) -> None:
+        record.waiting.add(handle)
+        self._waiters.setdefault(handle, set()).add(record.lease_id)
+
+    # ------------------------------------------------------------ settle
+
+    def resolved(self, handles: Sequence[int]) -> None:
+        """Promotions of these blocks ended, well or not."""
+        for handle in handles:
+            for lease_id in self._waiters.pop(handle, set()):
+                record = self._records[lease_id]
+                record.waiting.discard(handle)
+                record.failed |= not self._directory.is_ready(handle, 0)
+                self._settle_if_complete(record)
+
+    def expire(self, now_s: float) -> None:
+        """Settle with what is there the leases that would wait beyond their deadline."""
+        late = [r for r in self._records.values() if r.phase is Phase.LOADING and r.deadline_s <= now_s]
+        for record in late:
+            self._residency.counters.add("deadline_cuts")
+            self._stop_waiting(record)
+            self._settle(record)
+
+    def next_deadline_s(self) -> float | None:
+        loading = (r.deadline_s for r in self._records.values() if r.phase is Phase.LOADING)
+        return min(loading, default=None)
+
+    def _settle_if_complete(self, record: LeaseRecord) -> None:
+        if record.phase is Phase.LOADING and not record.waiting:
+            self._settle(record)
+
+    def _stop_waiting(self, record: LeaseRecord) -> None:
+        for handle in record.waiting:
+            waiters = self._waiters[handle]
+            waiters.discard(record.lease_id)
+            if not waiters:
+                del self._waiters[handle]
+        record.waiting.clear()
+
+    def _settle(self, record: LeaseRecord) -> None:
+        tokens = self._tokens_ready(record)
+        if tokens < record.tokens_matched and not self._cut(record, tokens):
+            self._forget(record)
+            self._residency.counters.add("no_room")
+            needed = sum(len(slots) for slots in record.slots)
+            self.ended.append((record.lease_id, NoRoom(needed, self._residency.takeable(0, drop_dirty=True))))
+            return
+        record.phase = Phase.ACTIVE
+        self._touch(record, Access.REUSE)
+        self.unpin(record.match)
+        names = [level.name for level in self._residency.levels]
+        tiers = tokens_by_tier(record.sources, self._sizes, tokens, names)
+        self._residency.counters.add("restored_tokens", tokens)
+        for tier, name in enumerate(names):
+            self._residency.counters.add_tier(tier, "restored_tokens", tiers[name])
+        record.lease = Lease(record, tokens, tiers)
+        self.ended.append((record.lease_id, record.lease))
+
+    def _tokens_ready(self, record: LeaseRecord) -> int:
+        step = lcm(*self._sizes)
+        tokens = record.tokens_matched
+        for handles, size in zip(record.hits, self._sizes, strict=True):
+            ready = 0
+            while ready < len(handles) and self._directory.is_ready(handles[ready], 0):
+                ready += 1
+            tokens = min(tokens, ready * size)
+        return tokens // step * step
+
+    def _cut(self, record: LeaseRecord, tokens: int) -> bool:
+        """Replace the shared slots behind the cut by private ones. False if there are none to take."""
+        self._residency.counters.add("failed_cuts", int(record.failed))
+        keep = [tokens // size for size in self._sizes]
+        surplus = sum(len(hits) - kept for hits, kept in zip(record.hits, keep, strict=True))
+        for hits, kept in zip(record.hits, keep, strict=True):
+            for handle in hits[kept:]:
+                self._residency.unhold(handle, 0)
+        fresh = self._residency.take(0, surplus, drop_dirty=True)
+        for group, kept in enumerate(keep):
+            hits = record.hits[group]
+            count = len(hits) - kept
+            record.slots[group][kept : len(hits)] = [] if fresh is None else [fresh.pop() for _ in range(count)]
+            record.writable.update(record.slots[group][kept:])
+            del hits[kept:]
+        return fresh is not None
+
+    # ------------------------------------------------------------ commit and release
+
+    def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]], namespace: int) -> None:
+        """Publish the keys of slots that the lease has written. All pairs are checked before the first is published."""
+        record = self._active(lease)
+        self._check_pairs(record, pairs)
+        for slot, key in pairs:
+            self._publish(record, slot, store_key(namespace, key), self._specs[group_of(key)].block_bytes)
+
+    def _active(self, lease: Lease) -> LeaseRecord:
+        record = self._records.get(lease.lease_id)
+        if record is None or record.phase is not Phase.ACTIVE:
+            raise UsageError(f"{lease!r} was released: nothing can be committed under it")
+        return record
+
+    def _check_pairs(self, record: LeaseRecord, pairs: Sequence[tuple[int, BlockKey]]) -> None:
+        owned = [set(slots) for slots in record.slots]
+        pool = self._residency.levels[0].slots
+        named: dict[int, BlockKey] = {}
+        for slot, key in pairs:
+            group = group_of(key)
+            if len(key) <= GROUP_BYTES or group >= len(owned):
+                raise UsageError(f"{key!r} is not a key of this model; use hash_blocks or Keys.opaque")
+            if slot not in owned[group]:
+                raise UsageError(f"slot {slot} does not belong to lease {record.lease_id} in group {group}")
+            occupant = pool.occupant(slot)
+            known = named.setdefault(slot, key) if occupant is None else block_key_of(self._directory.key(occupant))
+            if known != key:
+                raise UsageError(f"slot {slot} is published under another key already")
+
+    def _publish(self, record: LeaseRecord, slot: int, key: StoreKey, length_bytes: int) -> None:
+        if slot not in record.writable:
+            return  # a hit, or committed before
+        record.writable.discard(slot)
+        counters = self._residency.counters
+        counters.add("committed_blocks")
+        handle = self._directory.admit(key, length_bytes)
+        if self._directory.state(handle, 0) is State.GONE:
+            self._residency.publish(handle, 0, slot)
+            self._directory.hold(handle, 0)
+        else:
+            counters.add("duplicate_blocks")
+            self._residency.levels[0].slots.occupy(slot, handle)  # private to this lease
+
+    def release(self, lease_id: int) -> None:
+        """Give a lease back, or give up a reservation that still loads (its match stays valid). Idempotent."""
+        record = self._records.get(lease_id)
+        if record is not None:
+            if record.phase is Phase.ACTIVE:
+                self._touch(record, Access.RELEASE)
+            self._forget(record)
+
+    def _forget(self, record: LeaseRecord) -> None:
+        self._stop_waiting(record)
+        record.phase = Phase.RELEASED
+        del self._records[record.lease_id]
+        pool = self._residency.levels[0].slots
+        for slot in _flat(record.slots):
+            handle = pool.occupant(slot)
+            if handle is not None and self._directory.place(handle, 0) == slot:
+                self._residency.unhold(handle, 0)
+            else:
+                if handle is not None:
+                    pool.vacate(slot)  # a duplicate
+                pool.give([slot])
+
+    def _touch(self, record: LeaseRecord, access: Access) -> None:
+        """Deepest blocks first, so that the shallow ones leave last."""
+        pool = self._residency.levels[0].slots
+        for slots in record.slots:
+            occupants = [pool.occupant(slot) for slot in reversed(slots)]
+            self._residency.touch([h for h in occupants if h is not None], access)
+
+    # ------------------------------------------------------------ matches
+
+    def pin(self, match: Match) -> None:
+        """Hold the fastest copy of every block of a match."""
+        for handles, tiers in zip(match._prefix.handles, match._prefix.tiers, strict=True):
+            for handle, tier in zip(handles, tiers, strict=True):
+                self._directory.hold(handle, tier)
+                match._pins.append((handle, tier))
+
+    def unpin(self, match: Match) -> None:
+        """Let go of them. Idempotent."""
+        for handle, tier in match._pins:
+            self._residency.unhold(handle, tier)
+        match._pins.clear()
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> list[int]:
+    return [item for row in rows for item in row]

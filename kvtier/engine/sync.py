@@ -1,0 +1,100 @@
+"""`SyncCache`: the blocking face of the engine, for callers without an event loop.
+
+The same verbs as `TieredCache`; what is a coroutine there blocks here until its answer is there. Any thread may
+call. Units: tokens, seconds.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.engine.core import Answer, Core, Dropped, Flushed
+from kvtier.engine.engine import Reply
+from kvtier.engine.verbs import CacheVerbs
+from kvtier.errors import KvtierError
+
+
+class SyncCache(CacheVerbs):
+    """A cache over all configured tiers. Use as `with kvtier.open_sync(config) as cache`."""
+
+    def __enter__(self) -> Self:
+        if self._running is None:  # open_sync has opened it
+            self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reserve(self, match: Match, blocks_total: int, *, load_deadline_s: float | None = None) -> Lease | NoRoom:
+        """Slots for `blocks_total` blocks, the matched prefix promoted into the first of them. Consumes the match.
+
+        Blocks for promotions only, at most `load_deadline_s` (default: the configuration's); then the prefix is
+        cut: `lease.tokens_ready` says where to compute from. NoRoom if others hold the slots: the match stays valid.
+        """
+        patience_s = self.config.limits.load_deadline_s if load_deadline_s is None else load_deadline_s
+        answer = self._answer(
+            lambda core, now_s: core.submit_reserve(match, blocks_total, now_s + patience_s),
+            lambda core, ticket: core.release_lease(ticket),
+        )
+        assert isinstance(answer, Lease | NoRoom)
+        return answer
+
+    def flush(self, timeout_s: float | None = None) -> Flushed:
+        """Copy all that lies only in memory to the lowest persistent tier, under its durability mode.
+
+        Raises TimeoutError after `timeout_s`; the copying goes on.
+        """
+        answer = self._answer(lambda core, now_s: core.submit_flush(), timeout_s=timeout_s)
+        assert isinstance(answer, Flushed)
+        return answer
+
+    def drop(self, namespace: bytes | None = None) -> Dropped:
+        """Forget a namespace, by its 32-byte fingerprint, in all tiers: at once for lookups, durably on return."""
+        answer = self._answer(lambda core, now_s: core.submit_drop(namespace))
+        assert isinstance(answer, Dropped)
+        return answer
+
+    def reset(self) -> Dropped:
+        """Forget everything of the configured model, in all tiers."""
+        return self.drop(None)
+
+    def close(self, flush_s: float = 20.0) -> int:
+        """Flush for at most `flush_s`, then stop. Returns how many blocks a persistent tier should have but has not.
+
+        Idempotent.
+        """
+        if self._running is None or self._running.closed:
+            return 0
+        try:
+            self.flush(timeout_s=flush_s)
+        except (TimeoutError, KvtierError):
+            pass  # what is left is counted below
+        finally:
+            unsaved = self._unsaved()
+            self._stop()
+        return unsaved
+
+    def _answer(
+        self,
+        ask: Callable[[Core, float], int],
+        give_up: Callable[[Core, int], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Ask for something that has a ticket and block until its answer is there."""
+        future: Future[Reply] = Future()
+        engine = self._engine
+        ticket = engine.ask(ask, future.set_result)
+        try:
+            reply = future.result(timeout_s)
+        except BaseException:  # KeyboardInterrupt above all: nobody would release what comes
+            if give_up is not None:
+                engine.post(lambda core, now_s: give_up(core, ticket))
+            raise
+        if isinstance(reply, KvtierError):
+            raise reply
+        assert isinstance(reply, Lease | NoRoom | Flushed | Dropped)
+        return reply

@@ -1,0 +1,161 @@
+"""The verbs that never wait, shared by the asyncio and the blocking cache.
+
+Each marshals to the engine's thread and comes back with its answer; none of them waits for I/O.
+Units: tokens, seconds, slots.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvtier.blocks.hashing import Keys
+from kvtier.blocks.spec import DTYPES, BlockSpec, block_specs
+from kvtier.cache.leases import Found, Lease, Match
+from kvtier.config import Config
+from kvtier.engine.core import Answer
+from kvtier.engine.engine import Engine
+from kvtier.engine.polled import Job, Request
+from kvtier.errors import ClosedError, KvtierError, UsageError
+from kvtier.tiers.base import SupportsArray
+from kvtier.types import BatchDone, BlockKey
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class CacheVerbs:
+    """What `TieredCache` and `SyncCache` have in common."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._running: Engine | None = None
+        self._top: SupportsArray | None = None
+        self._specs: tuple[BlockSpec, ...] = block_specs(config.model)
+        self._views: dict[tuple[int, int], dict[str, np.ndarray[Any, Any]]] = {}
+
+    @property
+    def _engine(self) -> Engine:
+        if self._running is None:
+            raise ClosedError(
+                "the cache is not open; use it as `with kvtier.open_sync(...)` or `async with kvtier.open(...)`"
+            )
+        return self._running
+
+    def match(
+        self,
+        keys: Keys,
+        owner: str,
+        *,
+        session: str | None = None,
+        ttl_s: float = 30.0,
+        tokens_max: int | None = None,
+    ) -> Match:
+        """Find and pin the longest prefix that lies in any tier.
+
+        tokens_max: never look further; pass `len(tokens) - 1`, since the last prompt token must be computed.
+        ttl_s: the pins end by themselves after this long. session: whose turn this is (kept for the policies).
+        Changes nothing but pins and counters; does not wait for I/O.
+        """
+        if ttl_s <= 0:
+            raise UsageError(f"ttl_s={ttl_s} must be more than 0")
+        return self._engine.call(lambda core, now_s: core.match(keys, owner, tokens_max, now_s + ttl_s))
+
+    def peek(self, keys: Keys, *, tokens_max: int | None = None) -> Found:
+        """Ask what `match` would find, and pin nothing."""
+        return self._engine.call(lambda core, now_s: core.peek(keys, tokens_max))
+
+    def kv(self, group: int = 0, layer: int = 0) -> "dict[str, np.ndarray[Any, Any]]":
+        """Zero-copy views over all slots of the top tier, by segment name ("k", "v", or "latent" for MLA).
+
+        Shape [slots, tokens, heads, dim]; bfloat16 arrives as uint16, float8 as uint8 (numpy has neither). The
+        strides follow the layout. Index only slots of a lease you hold, and write only those from
+        `lease.tokens_ready` on.
+        """
+        known = self._views.get((group, layer))
+        if known is None:
+            known = self._views[group, layer] = self._view(group, layer)
+        return known
+
+    def _view(self, group: int, layer: int) -> "dict[str, np.ndarray[Any, Any]]":
+        import numpy as np
+
+        self._engine.call(lambda core, now_s: None)  # an error if the cache is closed
+        segments = self._specs[group].of_layer(layer) if 0 <= group < len(self._specs) else []
+        if not segments:
+            raise UsageError(f"the model has no layer {layer} in group {group}")
+        assert self._top is not None
+        memory = self._top.array()
+        slots, stride = memory.shape
+        return {
+            s.name: np.ndarray(
+                (slots, *s.shape), DTYPES[s.dtype][1], memory.data, s.offset_bytes, (stride, *s.strides_bytes)
+            )
+            for s in segments
+        }
+
+    def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]], *, after: Any = None) -> None:
+        """Publish the keys of slots that the lease has written: (slot, key) pairs.
+
+        From now on others may find them; the slots must not be written any more. Promises no durability (`flush`
+        does). after: a recorded device event; ignored on host memory, where the bytes are there already.
+        Raises UsageError, and publishes nothing, if a pair does not belong to the lease or the model.
+        """
+        pairs = [(int(slot), key) for slot, key in pairs]
+        self._engine.call(lambda core, now_s: core.commit(lease, pairs))
+
+    def release(self, held: Lease | Match, *, after: Any = None) -> None:
+        """Give a lease or a match back. Idempotent. `after` as in `commit`."""
+        if isinstance(held, Match):
+            self._engine.call(lambda core, now_s: core.release_match(held))
+        else:
+            self._engine.call(lambda core, now_s: core.release_lease(held.lease_id))
+
+    def prefetch(self, keys: Keys) -> None:
+        """A hint: these blocks will be asked for soon. Brings them from disk to host memory, within the budget."""
+        self._engine.call(lambda core, now_s: core.prefetch(keys, now_s))
+
+    def set_weights_epoch(self, epoch: str) -> None:
+        """The weights have changed: look up and commit under a new identity; older blocks age out."""
+        self._engine.call(lambda core, now_s: core.set_weights_epoch(epoch))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes, over all and by tier; reading them changes nothing."""
+        return self._engine.call(lambda core, now_s: core.stats())
+
+    def check(self) -> list[str]:
+        """Recount all bookkeeping; an empty list means it agrees. Slow: for tests and doctors."""
+        return self._engine.call(lambda core, now_s: core.check())
+
+    # ------------------------------------------------------------ polled
+
+    def submit(self, request: Request) -> int:
+        """Ask without waiting (`kvtier.engine.polled`: Reserve, Store, Load); the answer comes from `poll`."""
+        return self._engine.submit(request)
+
+    def poll(self) -> list[tuple[int, Answer | Job]]:
+        """Answers to what was submitted, as (ticket, answer); each is given once."""
+        return self._engine.poll()
+
+    def apply(self, done: BatchDone) -> None:
+        """A foreign top tier reports how a `Job` ended: one outcome per key."""
+        self._engine.apply(done)
+
+    # ------------------------------------------------------------ start and end
+
+    def _start(self) -> None:
+        from kvtier.engine.build import start
+
+        if self._running is not None:
+            raise UsageError("the cache is open already")
+        self._running, self._top = start(self.config)
+
+    def _unsaved(self) -> int:
+        """Blocks that are in memory only although there is a persistent tier."""
+        try:
+            return self._engine.call(lambda core, now_s: core.unsaved())
+        except KvtierError:
+            return 0
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._views.clear()
+            self._running.close()

@@ -1,0 +1,60 @@
+"""Counters of what happened, each with its denominator, per tier where it is a tier's.
+
+Owns plain integers; reading them never changes them. A counter only grows.
+"""
+
+from collections.abc import Sequence
+
+ENGINE_COUNTERS = (
+    "lookups",  # match calls
+    "lookup_tokens",  # tokens asked for by match
+    "hit_tokens",  # tokens found by match
+    "reserves",  # leases asked for
+    "no_room",  # of these, refused
+    "restored_tokens",  # tokens that leases could use without computing
+    "deadline_cuts",  # leases that did not wait for the rest of their prefix
+    "failed_cuts",  # leases whose prefix was cut by a failed load
+    "committed_blocks",
+    "duplicate_blocks",  # committed while the key had a copy already
+    "prefetched_blocks",
+    "prefetch_refused",  # hints beyond the budget
+    "matches_expired",
+    "late_results",  # transfers that were overtaken by a drop, reset or release
+)
+
+TIER_COUNTERS = (
+    "hit_tokens",  # found here by match (the fastest copy counts)
+    "restored_tokens",  # used by leases from here
+    "read_blocks",
+    "read_bytes",
+    "written_blocks",
+    "written_bytes",
+    "reclaimed",  # clean copies whose slot was reused
+    "dropped_dirty",  # only copies whose slot was reused
+    "evicted",
+    "corrupt",
+    "missing",
+    "read_failed",
+    "write_failed",
+    "no_room",
+)
+
+
+class Counters:
+    """The engine's counters and those of each tier, by name; an unknown name is a KeyError."""
+
+    def __init__(self, tiers: Sequence[str]) -> None:
+        self._engine = dict.fromkeys(ENGINE_COUNTERS, 0)
+        self._tiers = [dict.fromkeys(TIER_COUNTERS, 0) for _ in tiers]
+
+    def add(self, name: str, count: int = 1) -> None:
+        self._engine[name] += count
+
+    def add_tier(self, tier: int, name: str, count: int = 1) -> None:
+        self._tiers[tier][name] += count
+
+    def engine(self) -> dict[str, int]:
+        return dict(self._engine)
+
+    def of_tier(self, tier: int) -> dict[str, int]:
+        return dict(self._tiers[tier])
