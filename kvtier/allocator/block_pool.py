@@ -33,7 +33,7 @@ class BlockPool:
         self._state = array("B", [_FREE]) * slots_total
         self._generation = array("I", [0]) * slots_total
         self._occupant = array("i", [_NOBODY]) * slots_total
-        self._first_slot = array("i")  # by handle: the slot occupied first, or _NOBODY
+        self._first_slot: dict[int, int] = {}  # by handle: the slot occupied first
         self._more_slots: dict[int, list[int]] = {}  # by handle: its other slots, duplicates only
         self._free = FreeQueue(slots_total)
         if null_slot:
@@ -89,12 +89,7 @@ class BlockPool:
         if handle < 0 or self._occupant[slot] != _NOBODY:
             raise InvariantError(f"pool: slot {slot} holds {self._occupant[slot]}, not free for handle {handle}")
         self._occupant[slot] = handle
-        missing = handle + 1 - len(self._first_slot)
-        if missing > 0:
-            self._first_slot.extend(array("i", [_NOBODY]) * max(missing, len(self._first_slot)))
-        if self._first_slot[handle] == _NOBODY:
-            self._first_slot[handle] = slot
-        else:
+        if self._first_slot.setdefault(handle, slot) != slot:
             self._more_slots.setdefault(handle, []).append(slot)
 
     def vacate(self, slot: int) -> None:
@@ -106,8 +101,10 @@ class BlockPool:
         more = self._more_slots.get(handle, [])
         if self._first_slot[handle] != slot:
             more.remove(slot)
+        elif more:
+            self._first_slot[handle] = more.pop(0)
         else:
-            self._first_slot[handle] = more.pop(0) if more else _NOBODY
+            del self._first_slot[handle]
         if not more:
             self._more_slots.pop(handle, None)
 
@@ -119,7 +116,7 @@ class BlockPool:
 
     def duplicate_of(self, handle: int, besides: int) -> int | None:
         """Another slot than `besides` that holds the content of `handle`."""
-        if not 0 <= handle < len(self._first_slot) or self._first_slot[handle] == _NOBODY:
+        if handle not in self._first_slot:
             return None
         slots = (self._first_slot[handle], *self._more_slots.get(handle, ()))
         return next((slot for slot in slots if slot != besides), None)
@@ -134,7 +131,7 @@ class BlockPool:
         return self._state[slot] == _FREE
 
     def quarantine(self, slot: int) -> None:
-        """A taken slot whose block is gone but whose bytes somebody may still read or write. Its occupant stays noted."""
+        """A taken slot whose block is gone but whose bytes somebody may still use. Its occupant stays noted."""
         self._expect(slot, _TAKEN, "quarantine")
         self._state[slot] = _QUARANTINED
         self.slots_quarantined += 1
@@ -161,7 +158,7 @@ class BlockPool:
                 by_slot.setdefault(handle, set()).add(slot)
                 if self._state[slot] not in (_TAKEN, _QUARANTINED):
                     findings.append(f"pool: slot {slot} holds {handle} and is {_STATE_NAMES[self._state[slot]]}")
-        by_handle = {handle: {slot} for handle, slot in enumerate(self._first_slot) if slot != _NOBODY}
+        by_handle = {handle: {slot} for handle, slot in self._first_slot.items()}
         for handle, slots in self._more_slots.items():
             by_handle.setdefault(handle, set()).update(slots)
         if by_slot != by_handle or any(len(slots) < 2 for slots in map(by_handle.get, self._more_slots) if slots):

@@ -198,9 +198,7 @@ class MemfdDriver:
     def _abandon(self, addresses: Range) -> None:
         """Lay zeroes over the range and let its views decide when the addresses may be used by others."""
         flags = _NOTHING | host_memory.MAP_FIXED
-        host_memory.map_memory(
-            addresses.address, addresses.length_bytes, host_memory.PROT_READ_WRITE, flags, -1, 0
-        )
+        host_memory.map_memory(addresses.address, addresses.length_bytes, host_memory.PROT_READ_WRITE, flags, -1, 0)
         pages = self._ranges.pop(addresses).pages
         last_view = weakref.finalize(pages, host_memory.unmap_memory, addresses.address, addresses.length_bytes)
         last_view.atexit = False  # the addresses go with the process

@@ -30,9 +30,7 @@ _log = logging.getLogger(__name__)
 class HostSlab:
     """`slots` slots of `stride_bytes`, one mapping. `notes` says in sentences what ``auto`` came to."""
 
-    def __init__(
-        self, *, name: str, slots: int, stride_bytes: int, pin: str = "auto", hugepages: str = "auto"
-    ) -> None:
+    def __init__(self, *, name: str, slots: int, stride_bytes: int, pin: str = "auto", hugepages: str = "auto") -> None:
         """Take the memory, all of it now.
 
         pin: ``on`` locks it into RAM; ``auto`` does what the device needs, on the host nothing. hugepages: ``on``

@@ -59,3 +59,13 @@ class Policy(Protocol):
     def check(self) -> list[str]:
         """Recount everything; an empty list means all invariants hold."""
         ...
+
+
+def up_to(policy: Policy, count: int, pinned: Container[int], size_class: int | None = None) -> list[int]:
+    """As many candidates as can be had, at most `count` and at least half of what there is."""
+    while count > 0:
+        handles = policy.candidates(count, pinned, size_class)
+        if handles:
+            return handles
+        count //= 2
+    return []

@@ -76,7 +76,7 @@ class DriverContract:
     def test_capacity_is_a_value_of_its_own_error(self, driver: MemoryDriver) -> None:
         """Running out cannot be told from misuse, or a failed create keeps memory."""
         size = driver.granule_bytes
-        handles = []
+        handles: list[Handle] = []
         with pytest.raises(OutOfMemory):
             handles.extend(iter(lambda: driver.create(size), None))
         assert len(handles) >= GRANULES

@@ -10,6 +10,7 @@ import pytest
 from kvtier.allocator import host_memory
 from kvtier.allocator.slab import HUGE_PAGE_BYTES, HostSlab
 from kvtier.errors import ClosedError, ConfigError, DriverError
+from kvtier.testing.fork import in_child, refusals
 
 PAGE = 4096
 
@@ -68,15 +69,13 @@ def test_views_outlive_the_slab() -> None:
 def test_a_forked_child_is_refused() -> None:
     """A child writes into its parent's blocks."""
     host = small_slab()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            host.slot(0)
-        except ClosedError:
-            host.close()
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+    def child() -> int:
+        refused = refusals([lambda: host.slot(0), lambda: host.array, lambda: host.fd])
+        host.close()
+        return refused
+
+    assert in_child(child) == 3
     assert len(host.slot(0)) == 2 * PAGE
     host.close()
 

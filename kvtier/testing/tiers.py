@@ -1,0 +1,265 @@
+"""What every tier must do, as tests: subclass, provide a fixture, and the tier is enrolled.
+
+    class TestMine(SlotTierContract):        # a memory tier; PersistentTierContract for one that chooses places
+        @pytest.fixture
+        def tier(self):
+            tier = MyTier(...)               # takes at least 24 blocks of `length_bytes_max`
+            yield tier
+            tier.close()
+
+Memory tiers are told where to write (places from `first_place` on), persistent ones choose. A persistent subclass
+also has `reopen(tier)`, which closes it and opens it again, and `engine_namespace(tier)`, an id from the
+NamespaceTable that the tier was given.
+
+Units: bytes.
+"""
+
+import mmap
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, TypeVar
+
+import pytest
+
+from kvtier.errors import KvtierError
+from kvtier.tiers.base import SupportsScan, SupportsSlots, Tier
+from kvtier.types import (
+    EvictItem,
+    Outcome,
+    ReadItem,
+    Status,
+    StoreKey,
+    WriteBatch,
+    WriteItem,
+    block_key,
+    page_aligned,
+    store_key,
+)
+
+AnyTier = TypeVar("AnyTier", bound=Tier)
+
+
+def slot_buffer(stride_bytes: int, payload: bytes = b"") -> memoryview:
+    """A page-aligned slot of memory that begins with `payload`; the rest is zero."""
+    view = memoryview(mmap.mmap(-1, stride_bytes))
+    view[: len(payload)] = payload
+    return view
+
+
+def key_of(number: int, namespace: int = 0, hash_bytes: int = 32) -> StoreKey:
+    """The key of test block `number`."""
+    return store_key(namespace, block_key(random.Random(number).randbytes(hash_bytes), 0))
+
+
+def payload_of(number: int, length_bytes: int) -> bytes:
+    """The content of test block `number`: no two are alike, none is zero at its end."""
+    return random.Random(~number).randbytes(length_bytes - 1) + b"\xa5"
+
+
+class TierContract:
+    """Holds for every tier. Set `length_bytes_max` to the largest block the tier of the fixture takes."""
+
+    length_bytes_max: ClassVar[int] = 20_000
+    first_place: ClassVar[int] = 1  # a GPU tier's slot 0 is the null block
+
+    def engine_namespace(self, tier: Tier) -> int:
+        """The engine-local namespace id that test blocks belong to."""
+        return 0
+
+    # ------------------------------------------------------------ helpers
+
+    def stride_of(self, tier: Tier, length_bytes: int) -> int:
+        return tier.stride_bytes if isinstance(tier, SupportsSlots) else page_aligned(length_bytes)
+
+    def item(self, tier: Tier, number: int, length_bytes: int, place: int | None = None) -> WriteItem:
+        """A write of test block `number`, at slot `number` of a memory tier unless told otherwise."""
+        source = slot_buffer(self.stride_of(tier, length_bytes), payload_of(number, length_bytes))
+        told = self.first_place + number if place is None else place
+        key = key_of(number, self.engine_namespace(tier))
+        return WriteItem(key, length_bytes, source, told if isinstance(tier, SupportsSlots) else 0)
+
+    def put(self, tier: Tier, numbers: Sequence[int], length_bytes: int) -> list[Outcome]:
+        """Write test blocks; all must be DONE."""
+        outcomes = tier.write(WriteBatch([self.item(tier, number, length_bytes) for number in numbers]))
+        assert [outcome.status for outcome in outcomes] == [Status.DONE] * len(numbers)
+        return outcomes
+
+    def reading(self, tier: Tier, number: int, length_bytes: int, stored: Outcome) -> ReadItem:
+        into = slot_buffer(self.stride_of(tier, length_bytes), b"\xff" * length_bytes)
+        return ReadItem(
+            key_of(number, self.engine_namespace(tier)), stored.place, stored.generation, length_bytes, into
+        )
+
+    def expect(self, tier: Tier, numbers: Sequence[int], length_bytes: int, stored: Sequence[Outcome]) -> None:
+        """The blocks are there, byte for byte."""
+        items = [self.reading(tier, number, length_bytes, at) for number, at in zip(numbers, stored, strict=True)]
+        outcomes = tier.read(items)
+        assert [outcome.status for outcome in outcomes] == [Status.DONE] * len(items)
+        for number, item in zip(numbers, items, strict=True):
+            assert bytes(item.into[:length_bytes]) == payload_of(number, length_bytes), f"block {number}"
+
+    # ------------------------------------------------------------ tests
+
+    def lengths(self) -> list[int]:
+        """Lengths around a page and around the largest."""
+        tried = (1, 511, 4095, 4096, 4097, self.length_bytes_max - 1, self.length_bytes_max)
+        return sorted({length for length in tried if 1 <= length <= self.length_bytes_max})
+
+    def test_bytes_survive(self, tier: Tier) -> None:
+        """A block would come back changed, or with its neighbour's bytes, or only at whole pages."""
+        for length_bytes in self.lengths():
+            numbers = list(range(5))
+            stored = self.put(tier, numbers, length_bytes)
+            self.expect(tier, numbers, length_bytes, stored)
+
+    def test_padding_is_zero(self, tier: Tier) -> None:
+        """Old bytes behind a short block would leak into a slot that is promised to be zero there."""
+        stored = self.put(tier, [0], 100)
+        item = self.reading(tier, 0, 100, stored[0])
+        item.into[:] = b"\xee" * len(item.into)
+        assert tier.read([item])[0].done
+        assert not any(item.into[100:])
+
+    def test_outcomes_follow_the_items(self, tier: Tier) -> None:
+        """A block would be looked for at another block's place."""
+        numbers = [3, 0, 4, 1, 2]
+        stored = self.put(tier, numbers, 5000)
+        self.expect(tier, numbers, 5000, stored)
+        self.expect(tier, numbers[::-1], 5000, stored[::-1])
+
+    def test_empty_batches(self, tier: Tier) -> None:
+        """An executor with nothing left to move would fail."""
+        assert tier.read([]) == []
+        assert tier.write(WriteBatch()) == []
+
+    def test_concurrent_reads(self, tier: Tier) -> None:
+        """Readers on several threads would get each other's blocks."""
+        numbers = list(range(16))
+        stored = self.put(tier, numbers, 6000)
+        orders = [random.Random(seed).sample(numbers, len(numbers)) for seed in range(8)]
+        with ThreadPoolExecutor(4) as pool:
+            reads = [pool.submit(self.expect, tier, order, 6000, [stored[n] for n in order]) for order in orders]
+            for read in reads:
+                read.result()
+
+    def test_close_is_idempotent(self, tier: Tier) -> None:
+        """Closing twice would fail, or a closed tier would still answer."""
+        stored = self.put(tier, [0], 100)
+        item = self.reading(tier, 0, 100, stored[0])
+        tier.close()
+        tier.close()
+        with pytest.raises(KvtierError):
+            tier.read([item])
+
+    def test_traits_are_sane(self, tier: Tier) -> None:
+        """A planner would size its batches by nonsense."""
+        traits = tier.traits
+        assert traits.capacity_bytes > 0
+        assert traits.batch_bytes > 0
+        assert traits.readers >= 1
+        assert (traits.slots > 0) == isinstance(tier, SupportsSlots)
+        assert traits.persistent == isinstance(tier, SupportsScan)
+
+
+class SlotTierContract(TierContract):
+    """Holds for memory tiers, whose slots the caller chooses and may address."""
+
+    def test_overwriting_a_place(self, tier: Tier) -> None:
+        """A reused slot would still give its old bytes."""
+        self.put(tier, [0], 9000)
+        [stored] = tier.write(WriteBatch([self.item(tier, 7, 9000, place=self.first_place)]))
+        self.expect(tier, [7], 9000, [stored])
+
+    def test_slots_are_memory(self, tier: Tier) -> None:
+        """A zero-copy view of a slot would not show what was written there."""
+        [stored] = self.put(tier, [2], 5000)
+        assert isinstance(tier, SupportsSlots)
+        view = tier.slot(stored.place)
+        assert len(view) == tier.stride_bytes
+        assert bytes(view[:5000]) == payload_of(2, 5000)
+
+
+class PersistentTierContract(TierContract):
+    """Holds for tiers that choose places, know generations and survive the process."""
+
+    def reopen(self, tier: AnyTier) -> AnyTier:
+        """Close the tier and open its store again, in the same engine."""
+        raise NotImplementedError
+
+    def evict_item(self, tier: Tier, number: int, stored: Outcome) -> EvictItem:
+        return EvictItem(key_of(number, self.engine_namespace(tier)), stored.place, stored.generation)
+
+    def test_missing_place(self, tier: Tier) -> None:
+        """A place where nothing is would be an exception, or worse, a block."""
+        stored = self.put(tier, [0], 5000)
+        for place in (stored[0].place + 1, 2**40, -1):
+            nowhere = Outcome(Status.DONE, place, stored[0].generation)
+            assert tier.read([self.reading(tier, 0, 5000, nowhere)])[0].status is Status.MISSING
+
+    def test_stale_generation(self, tier: Tier) -> None:
+        """A reader with an old ticket would be served."""
+        [stored] = self.put(tier, [0], 5000)
+        stale = Outcome(Status.DONE, stored.place, stored.generation + 1)
+        assert tier.read([self.reading(tier, 0, 5000, stale)])[0].status is Status.MISSING
+        assert tier.read([self.reading(tier, 1, 5000, stored)])[0].status is Status.MISSING
+
+    def test_new_occupant_bounces_the_old_generation(self, tier: Tier) -> None:
+        """After a slot was reused, its former block would be served with the new block's bytes (Mooncake#4153)."""
+        old = self.put(tier, range(4), 5000)
+        gone = tier.write(WriteBatch(evict=[self.evict_item(tier, n, old[n]) for n in range(4)]))
+        assert [outcome.status for outcome in gone] == [Status.DONE] * 4
+        new = self.put(tier, range(4, 8), 5000)
+        assert {at.place for at in new} & {at.place for at in old}
+        assert not {at.generation for at in new} & {at.generation for at in old}
+        outcomes = tier.read([self.reading(tier, n, 5000, old[n]) for n in range(4)])
+        assert {outcome.status for outcome in outcomes} == {Status.MISSING}
+        late = tier.write(WriteBatch(evict=[self.evict_item(tier, n, old[n]) for n in range(4)]))
+        assert {outcome.status for outcome in late} == {Status.MISSING}
+        self.expect(tier, range(4, 8), 5000, new)
+
+    def test_half_of_a_batch_fails(self, tier: Tier) -> None:
+        """One bad item would take its neighbours with it."""
+        items = [self.item(tier, number, 5000) for number in range(3)]
+        too_long = WriteItem(items[1].key, len(items[1].source) + 1, items[1].source)
+        outcomes = tier.write(WriteBatch([items[0], too_long, items[2]]))
+        assert [outcome.done for outcome in outcomes] == [True, False, True]
+        self.expect(tier, [0, 2], 5000, [outcomes[0], outcomes[2]])
+        nowhere = Outcome(Status.DONE, 2**40, 1)
+        readings = [self.reading(tier, n, 5000, at) for n, at in ((0, outcomes[0]), (1, nowhere), (2, outcomes[2]))]
+        assert [outcome.done for outcome in tier.read(readings)] == [True, False, True]
+
+    def test_reopening_keeps_everything(self, tier: Tier) -> None:
+        """A restart would forget blocks, or serve others (LMCache#562, #2273)."""
+        stored = self.put(tier, range(6), 5000)
+        tier.write(WriteBatch(evict=[self.evict_item(tier, 2, stored[2])]))
+        again = self.reopen(tier)
+        try:
+            assert isinstance(again, SupportsScan)
+            kept = [0, 1, 3, 4, 5]
+            found = {block.key: block for block in again.scan()}
+            namespace = self.engine_namespace(again)
+            assert list(found) == [key_of(number, namespace) for number in kept]
+            places = [Outcome(Status.DONE, block.place, block.generation) for block in found.values()]
+            assert places == [Outcome(Status.DONE, stored[n].place, stored[n].generation) for n in kept]
+            assert {block.length_bytes for block in found.values()} == {5000}
+            self.expect(again, kept, 5000, places)
+        finally:
+            again.close()
+
+    def test_room_is_true(self, tier: Tier) -> None:
+        """The planner would write into a full tier, or evict from one with room."""
+        assert isinstance(tier, SupportsScan)
+        length_bytes = self.length_bytes_max
+        room = tier.room(length_bytes)
+        assert room >= 24
+        items = [self.item(tier, number, length_bytes) for number in range(room + 1)]
+        outcomes = tier.write(WriteBatch(items))
+        assert [outcome.status for outcome in outcomes] == [Status.DONE] * room + [Status.NO_ROOM]
+        assert tier.room(length_bytes) == 0
+        assert tier.used_bytes() == room * page_aligned(length_bytes)
+        extent = tier.neighbours(outcomes[0].place)
+        leaving = [n for n in range(room) if tier.neighbours(outcomes[n].place) == extent]
+        tier.write(WriteBatch(evict=[self.evict_item(tier, n, outcomes[n]) for n in leaving]))
+        assert tier.room(length_bytes) == len(leaving)
+        assert tier.room(1) > len(leaving), "any size fits into an emptied extent"
