@@ -43,7 +43,11 @@ def make_engine(
         GpuTier.create(name="gpu", device="host", capacity_bytes=(gpu + 1) * PAGE_BYTES, length_bytes_max=BLOCK_BYTES)
     ]
     if host is not None:
-        tiers.append(HostTier.create(name="host", capacity_bytes=host * PAGE_BYTES, length_bytes_max=BLOCK_BYTES, pin="off", hugepages="off"))
+        tiers.append(
+            HostTier.create(
+                name="host", capacity_bytes=host * PAGE_BYTES, length_bytes_max=BLOCK_BYTES, pin="off", hugepages="off"
+            )
+        )
     if disk is not None:
         tiers.append(disk)
     levels = []

@@ -4,13 +4,13 @@ Pure questions to the directory; nothing is held. A group of full attention serv
 there; groups of other kinds will answer for themselves here. Units: tokens, blocks.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.directory import Directory
-from kvtier.types import BlockKey, store_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def longest_prefix(directory: Directory, namespace: int, keys: Keys, tokens_max:
     limit = keys.tokens if tokens_max is None else min(tokens_max, keys.tokens)
     found: list[tuple[list[int], list[int]]] = []
     for group_keys, size in zip(keys.groups, keys.block_tokens, strict=True):
-        handles, tiers = _leading(directory, namespace, group_keys[: max(limit, 0) // size])
+        handles, tiers = directory.leading(namespace, group_keys[: max(limit, 0) // size])
         limit = min(limit, len(handles) * size)
         found.append((handles, tiers))
     tokens = max(limit, 0) // step * step
@@ -40,25 +40,16 @@ def longest_prefix(directory: Directory, namespace: int, keys: Keys, tokens_max:
     )
 
 
-def _leading(directory: Directory, namespace: int, keys: Sequence[BlockKey]) -> tuple[list[int], list[int]]:
-    handles: list[int] = []
-    tiers: list[int] = []
-    for key in keys:
-        handle = directory.find(store_key(namespace, key))
-        top = None if handle is None else directory.top(handle)
-        if handle is None or top is None:
-            break
-        handles.append(handle)
-        tiers.append(top)
-    return handles, tiers
-
-
 def tokens_by_tier(
     tiers: Sequence[Sequence[int]], block_tokens: Sequence[int], tokens: int, names: Sequence[str]
 ) -> dict[str, int]:
     """Tokens of a prefix by the tier they come from; where groups differ, the slowest counts."""
-    step = lcm(*block_tokens)
     counts = dict.fromkeys(names, 0)
+    if len(tiers) == 1:
+        for tier, blocks in Counter(tiers[0][: tokens // block_tokens[0]]).items():
+            counts[names[tier]] = blocks * block_tokens[0]
+        return counts
+    step = lcm(*block_tokens)
     for start in range(0, tokens, step):
         slowest = max(
             tier

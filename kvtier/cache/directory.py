@@ -10,11 +10,11 @@ Columns are `array`s (a Python object per block costs 300 bytes and 2.6 s per mi
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 
 from kvtier.cache.transitions import Move, State, after
 from kvtier.errors import InvariantError
-from kvtier.types import StoreKey
+from kvtier.types import NAMESPACE_BYTES, BlockKey, StoreKey
 
 ROWS_FIRST = 1024
 NO_KEY = StoreKey(b"")
@@ -24,14 +24,15 @@ GONE, READY = State.GONE, State.READY
 class Directory:
     """Handles, states and holds of all known blocks over `tiers` tiers."""
 
-    def __init__(self, tiers: int) -> None:
+    def __init__(self, tiers: int, persistent: Container[int] = ()) -> None:
+        """`persistent`: the tiers whose copies have a generation of their own (a memory tier's slots have one)."""
         self.tiers = tiers
         self._handles: dict[StoreKey, int] = {}
         self._keys: list[StoreKey] = []  # an overtaken handle keeps its key, but the dict does not name it
         self._length = array("I")
         self._state = [array("B") for _ in range(tiers)]
         self._place = [array("I") for _ in range(tiers)]
-        self._generation = [array("Q") for _ in range(tiers)]
+        self._generation = {tier: array("Q") for tier in range(tiers) if tier in persistent}
         self._holds: list[dict[int, int]] = [{} for _ in range(tiers)]  # few copies are held at a time
         self._unused: list[int] = []
         self.ready = [0] * tiers  # READY copies
@@ -98,47 +99,64 @@ class Directory:
         return self._place[tier][handle]
 
     def generation(self, handle: int, tier: int) -> int:
-        return self._generation[tier][handle]
+        """The copy's generation in a persistent tier; 0 in a memory tier."""
+        return self._generation[tier][handle] if tier in self._generation else 0
 
     def top(self, handle: int) -> int | None:
         """The fastest tier with a READY copy."""
-        for tier in range(self.tiers):
-            if self._state[tier][handle] == READY:
+        for tier, states in enumerate(self._state):
+            if states[handle] == READY:
                 return tier
         return None
 
+    def leading(self, namespace: int, keys: Sequence[BlockKey]) -> tuple[list[int], list[int]]:
+        """Handles of the leading keys that have a READY copy, and the fastest tier of each."""
+        prefix = namespace.to_bytes(NAMESPACE_BYTES, "big")
+        handles: list[int] = []
+        tiers: list[int] = []
+        for key in keys:
+            handle = self._handles.get(StoreKey(prefix + key))
+            top = None if handle is None else self.top(handle)
+            if handle is None or top is None:
+                break
+            handles.append(handle)
+            tiers.append(top)
+        return handles, tiers
+
     def is_clean(self, handle: int, tier: int) -> bool:
         """Losing this copy loses nothing: there is a READY one below, or nothing is below this tier."""
-        if tier == self.tiers - 1:
-            return True
-        return any(self._state[below][handle] == READY for below in range(tier + 1, self.tiers))
+        below = self._state[tier + 1 :]
+        return not below or any(states[handle] == READY for states in below)
 
     def move(self, handle: int, tier: int, move: Move) -> State:
         """Change the state of a copy by the table."""
         states = self._state[tier]
-        following = after(State(states[handle]), move)
-        if following != states[handle]:
-            self._account(handle, -1)
+        state = State(states[handle])
+        following = after(state, move)
+        if state is not following:
+            counted = READY in (state, following)  # no other state is counted anywhere
+            if counted:
+                self._account(handle, -1)
             states[handle] = following
-            self._account(handle, +1)
+            if counted:
+                self._account(handle, +1)
         return following
 
-    def put_at(self, handle: int, tier: int, place: int, generation: int) -> None:
+    def put_at(self, handle: int, tier: int, place: int, generation: int = 0) -> None:
         """Note where the copy lies."""
         self._place[tier][handle] = place
-        self._generation[tier][handle] = generation
+        if tier in self._generation:
+            self._generation[tier][handle] = generation
 
     # ------------------------------------------------------------ holds
 
-    def hold(self, handle: int, tier: int, count: int = 1) -> None:
+    def hold(self, handle: int, tier: int) -> None:
         """Nothing takes a held copy's place away."""
         holds = self._holds[tier]
         held = holds.get(handle, 0)
-        if held == 0:
-            self._account(handle, -1)
-        holds[handle] = held + count
-        if held == 0:
-            self._account(handle, +1)
+        holds[handle] = held + 1
+        if not held:
+            self._account_hold(handle, tier, -1)
 
     def unhold(self, handle: int, tier: int) -> int:
         """Let go once; returns how many hold it still."""
@@ -148,11 +166,10 @@ class Directory:
             raise InvariantError(f"copy of handle {handle} in tier {tier} is let go more often than held")
         if held:
             holds[handle] = held
-            return held
-        self._account(handle, -1)
-        del holds[handle]
-        self._account(handle, +1)
-        return 0
+        else:
+            del holds[handle]
+            self._account_hold(handle, tier, +1)
+        return held
 
     def is_held(self, handle: int, tier: int) -> bool:
         return handle in self._holds[tier]
@@ -171,11 +188,18 @@ class Directory:
                         self.idle_clean[tier] += sign
                 clean = True
 
+    def _account_hold(self, handle: int, tier: int, sign: int) -> None:
+        """The first hold takes a copy out of the idle ones, the last puts it back: no other tier's count changes."""
+        if self._state[tier][handle] == READY:
+            self.idle[tier] += sign
+            if self.is_clean(handle, tier):
+                self.idle_clean[tier] += sign
+
     def _grow(self) -> int:
         first = len(self._keys)
         rows = max(ROWS_FIRST, first)
         self._keys.extend([NO_KEY] * rows)
-        columns = (self._length, *self._state, *self._place, *self._generation)
+        columns = (self._length, *self._state, *self._place, *self._generation.values())
         for column in columns:
             column.frombytes(bytes(rows * column.itemsize))
         self._unused.extend(range(first + rows - 1, first, -1))

@@ -10,6 +10,7 @@ Units: tier indexes, handles, slots.
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
+from itertools import groupby
 
 from kvtier.cache.directory import Directory
 from kvtier.cache.level import Level
@@ -17,7 +18,7 @@ from kvtier.cache.transitions import Move, State
 from kvtier.events import Forgotten, Journal, Reason
 from kvtier.metrics import Counters
 from kvtier.policies.base import Access
-from kvtier.types import page_aligned
+from kvtier.types import StoredBlock, page_aligned
 
 
 class Residency:
@@ -25,7 +26,7 @@ class Residency:
 
     def __init__(self, levels: Sequence[Level], counters: Counters) -> None:
         self.levels = levels
-        self.directory = Directory(len(levels))
+        self.directory = Directory(len(levels), [tier for tier, level in enumerate(levels) if level.persistent])
         self.counters = counters
         self.journal = Journal()
         self.evictions: list[deque[int]] = [deque() for _ in levels]
@@ -38,7 +39,7 @@ class Residency:
         self.directory.move(handle, tier, Move.PLACE)
         if pool is not None:
             pool.occupy(slot, handle)
-            self.directory.put_at(handle, tier, slot, pool.generation(slot))
+            self.directory.put_at(handle, tier, slot)
 
     def filled(self, handle: int, tier: int, place: int, generation: int) -> None:
         """The transfer succeeded; a persistent tier says where the copy lies."""
@@ -52,10 +53,20 @@ class Residency:
         pool = self.levels[tier].pool
         if pool is not None:
             pool.occupy(place, handle)
-            generation = pool.generation(place)
         self.directory.put_at(handle, tier, place, generation)
         self.directory.move(handle, tier, Move.PUBLISH)
         self._enter(handle, tier)
+
+    def adopt(self, tier: int, blocks: Iterable[StoredBlock]) -> None:
+        """Take over what a persistent tier has kept, in its order: many copies at once, before there are others."""
+        directory, policy = self.directory, self.levels[tier].policy
+        for length_bytes, alike in groupby(blocks, key=lambda block: block.length_bytes):
+            handles = []
+            for block in alike:
+                handles.append(handle := directory.admit(block.key, length_bytes))
+                directory.put_at(handle, tier, block.place, block.generation)
+                directory.move(handle, tier, Move.PUBLISH)
+            policy.touch(handles, Access.FILL, page_aligned(length_bytes))
 
     def _enter(self, handle: int, tier: int) -> None:
         length_bytes = self.directory.length_bytes(handle)
@@ -102,7 +113,7 @@ class Residency:
             return victims
         if not drop_dirty or self.directory.idle[tier] - self.directory.idle_clean[tier] < dirty:
             return None
-        return victims + policy.candidates(dirty, NotDemotable(self.directory, tier))
+        return victims + policy.candidates(dirty, NotDirty(self.directory, tier))
 
     # ------------------------------------------------------------ going
 
@@ -233,8 +244,8 @@ class NotReclaimable(Container[int]):
         return self._directory.is_held(handle, self._tier) or not self._directory.is_clean(handle, self._tier)
 
 
-class NotDemotable(Container[int]):
-    """Handles of a tier that are held, or have a copy below already."""
+class NotDirty(Container[int]):
+    """Handles of a tier that are held, or have a copy below."""
 
     def __init__(self, directory: Directory, tier: int) -> None:
         self._directory = directory
@@ -243,6 +254,15 @@ class NotDemotable(Container[int]):
     def __contains__(self, handle: object) -> bool:
         assert isinstance(handle, int)
         return self._directory.is_held(handle, self._tier) or self._directory.is_clean(handle, self._tier)
+
+
+class NotDemotable(NotDirty):
+    """Handles of a tier that need not, or at this moment cannot, be copied to the tier below."""
+
+    def __contains__(self, handle: object) -> bool:
+        assert isinstance(handle, int)
+        below = self._directory.state(handle, self._tier + 1)  # LEAVING: the old copy must be gone first
+        return below is not State.GONE or super().__contains__(handle)
 
 
 class Held(Container[int]):

@@ -80,9 +80,7 @@ class Core:
 
     def adopt(self, tier: int, stored: Iterable[StoredBlock]) -> None:
         """Take what a persistent tier has kept, oldest first, into the directory. Before anything else."""
-        for block in stored:
-            handle = self._directory.admit(block.key, block.length_bytes)
-            self.residency.publish(handle, tier, block.place, block.generation)
+        self.residency.adopt(tier, stored)
 
     # ------------------------------------------------------------ sought
 

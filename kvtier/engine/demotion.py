@@ -16,6 +16,7 @@ from kvtier.cache.level import Level
 from kvtier.cache.residency import Held, NotDemotable, Residency
 from kvtier.cache.transitions import State
 from kvtier.engine.flight import Flight
+from kvtier.policies.base import up_to
 from kvtier.types import StoreKey, TransferBatch, page_aligned
 
 STORES_MAX = 2
@@ -100,7 +101,7 @@ class Demotions:
         idle_dirty = self._directory.idle[tier] - self._directory.idle_clean[tier]
         batch_blocks = self._residency.levels[tier + 1].batch_blocks(level.stride_bytes)
         count = min(high - available, idle_dirty, batch_blocks)
-        return level.policy.candidates(count, NotDemotable(self._directory, tier)) if count > 0 else []
+        return up_to(level.policy, count, NotDemotable(self._directory, tier))
 
     # ------------------------------------------------------------ targets
 
@@ -151,9 +152,7 @@ class Demotions:
             return []
         if page_aligned(self._directory.length_bytes(coldest[0])) != size:
             return self._whole_extent(tier, held) or policy.candidates(1, held, size)
-        while not (victims := policy.candidates(count, held, size)):
-            count //= 2
-        return victims
+        return up_to(policy, count, held, size)
 
     def _whole_extent(self, tier: int, held: Held) -> list[int]:
         """The blocks of the coldest extent that nobody reads: emptied, it can be lent to any size."""

@@ -42,6 +42,7 @@ class Engine:
         self._unclaimed: list[tuple[int, Answer | Job]] = []
         self._fault: InvariantError | None = None
         self._closing = False
+        self.turns = 0  # how often the thread has planned
         self._gate = threading.Lock()
         self._executor = Executor(tiers, self._report)
         self._thread = threading.Thread(target=self._run, name="kvtier-engine", daemon=True)
@@ -136,6 +137,7 @@ class Engine:
                     for batch in self._core.plan(self._clock.now()):
                         self._executor.submit(batch)
                     self._answer()
+                    self.turns += 1
                 except Exception as error:  # noqa: BLE001 - the thread must live on to say so
                     self._broken(error)
         self._shut_down()

@@ -198,5 +198,5 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=2500, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=1200, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
 )

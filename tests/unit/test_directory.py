@@ -1,0 +1,118 @@
+"""The directory's names, states and counts, and the table of legal moves."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvtier.cache.directory import Directory
+from kvtier.cache.transitions import MOVES, Move, State, after
+from kvtier.errors import InvariantError
+from kvtier.types import StoreKey
+
+
+def test_a_move_outside_the_table_names_state_and_move():
+    """An illegal move goes unnoticed, or its error does not help."""
+    with pytest.raises(InvariantError, match="GONE cannot FILLED"):
+        after(State.GONE, Move.FILLED)
+
+
+def test_every_state_can_be_reached_and_left():
+    """A copy can get stuck in a state."""
+    reached = {State.GONE} | {MOVES[pair] for pair in MOVES}
+    left = {state for (state, move), following in MOVES.items() if following is not state}
+    assert reached == left == set(State)
+
+
+def test_columns_grow_and_handles_are_used_again():
+    """A million blocks do not fit, or a handle is given to two blocks."""
+    directory = Directory(2)
+    handles = [directory.admit(StoreKey(b"%d" % i), 10) for i in range(5000)]
+    assert len(set(handles)) == 5000
+    assert directory.find(StoreKey(b"4999")) == handles[4999]
+    directory.move(handles[7], 0, Move.PUBLISH)
+    assert not directory.retire(handles[7])
+    directory.move(handles[7], 0, Move.RECLAIM)
+    directory.move(handles[7], 0, Move.ACKNOWLEDGED)
+    assert directory.retire(handles[7])
+    assert directory.find(StoreKey(b"7")) is None
+    assert directory.admit(StoreKey(b"new"), 20) == handles[7]
+    assert directory.length_bytes(handles[7]) == 20
+    assert directory.check() == []
+
+
+def test_letting_go_more_often_than_held_is_a_bug():
+    """A double release makes a count negative (LMCache#3381)."""
+    directory = Directory(1)
+    handle = directory.admit(StoreKey(b"a"), 10)
+    directory.move(handle, 0, Move.PUBLISH)
+    directory.hold(handle, 0)
+    directory.unhold(handle, 0)
+    with pytest.raises(InvariantError, match="let go more often"):
+        directory.unhold(handle, 0)
+
+
+def test_check_sees_a_wrong_count():
+    """The recount compares nothing."""
+    directory = Directory(2)
+    handle = directory.admit(StoreKey(b"a"), 10)
+    directory.move(handle, 0, Move.PUBLISH)
+    directory.idle_clean[0] += 1
+    assert any("idle_clean" in finding for finding in directory.check())
+
+
+class DirectoryMachine(RuleBasedStateMachine):
+    """Any legal moves and holds over three tiers, against plain dicts."""
+
+    @initialize()
+    def start(self):
+        self.directory = Directory(3)
+        self.handles = {}
+        self.states = {}
+        self.holds = {}
+
+    @rule(number=st.integers(0, 5), tier=st.integers(0, 2), move=st.sampled_from(list(Move)))
+    def move(self, number, tier, move):
+        key = StoreKey(b"%d" % number)
+        handle = self.directory.admit(key, 10)
+        assert self.handles.setdefault(number, handle) == handle
+        state = self.states.get((number, tier), State.GONE)
+        following = MOVES.get((state, move))
+        if following is None:
+            with pytest.raises(InvariantError):
+                self.directory.move(handle, tier, move)
+            return
+        if following is State.GONE and self.holds.get((number, tier)):
+            return  # callers never end a held copy
+        assert self.directory.move(handle, tier, move) is following
+        self.states[number, tier] = following
+
+    @rule(number=st.integers(0, 5), tier=st.integers(0, 2), hold=st.booleans())
+    def hold(self, number, tier, hold):
+        if number not in self.handles or self.states.get((number, tier), State.GONE) is State.GONE:
+            return
+        held = self.holds.get((number, tier), 0)
+        if hold:
+            self.directory.hold(self.handles[number], tier)
+            self.holds[number, tier] = held + 1
+        elif held:
+            assert self.directory.unhold(self.handles[number], tier) == held - 1
+            self.holds[number, tier] = held - 1
+
+    @invariant()
+    def agrees(self):
+        assert self.directory.check() == []
+        ready = [[n for n in self.handles if self.states.get((n, t)) is State.READY] for t in range(3)]
+        assert self.directory.ready == [len(numbers) for numbers in ready]
+        idle = [[n for n in numbers if not self.holds.get((n, t))] for t, numbers in enumerate(ready)]
+        assert self.directory.idle == [len(numbers) for numbers in idle]
+        for number, handle in self.handles.items():
+            tops = [t for t in range(3) if number in ready[t]]
+            assert self.directory.top(handle) == (tops[0] if tops else None)
+            for tier in range(3):
+                below = any(number in ready[t] for t in range(tier + 1, 3))
+                assert self.directory.is_clean(handle, tier) == (below or tier == 2)
+
+
+TestDirectory = DirectoryMachine.TestCase
+TestDirectory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
