@@ -1,6 +1,7 @@
 """The whole engine under random requests, faults and orders, against a dict that shares no code with it."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -196,7 +197,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.close()
 
 
-TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(
-    max_examples=1200, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class TestEngine(EngineMachine.TestCase):
+    settings = settings(
+        max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@pytest.mark.soak
+class TestEngineForLong(EngineMachine.TestCase):
+    settings = settings(
+        max_examples=2000, stateful_step_count=120, deadline=None, suppress_health_check=list(HealthCheck)
+    )

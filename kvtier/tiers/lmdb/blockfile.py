@@ -1,0 +1,106 @@
+"""The slab as the kernel offers it: one file, moved in pages.
+
+Owns: the file descriptor, and the choice between O_DIRECT and the page cache. A test that wants a failing disk
+replaces methods of this class. Units: bytes; offsets and lengths are whole pages.
+"""
+
+import ctypes
+import errno
+import logging
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvtier.types import PAGE_BYTES
+
+_log = logging.getLogger(__name__)
+_libc = ctypes.CDLL(None, use_errno=True)
+_KEEP_SIZE = 0x01  # linux/falloc.h
+_PUNCH_HOLE = 0x02
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class BlockFile:
+    """An open slab file. `direct`: reads and writes bypass the page cache, and need page-aligned memory."""
+
+    def __init__(self, fd: int, direct: bool) -> None:
+        self._fd = fd
+        self.direct = direct
+
+    @classmethod
+    def open(cls, path: Path) -> "BlockFile":
+        """Open for reading and writing, create if absent. Falls back to the page cache, and says so once."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            file = cls(os.open(path, flags | os.O_DIRECT, 0o600), direct=True)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        else:
+            if file._takes_direct():
+                return file
+            file.close()
+        _log.warning("%s: the filesystem refuses O_DIRECT; blocks go through the page cache", path)
+        return cls(os.open(path, flags, 0o600), direct=False)
+
+    def read(self, buffers: Sequence[memoryview], offset: int) -> int:
+        """preadv: bytes read, fewer than asked near the end of the file. Raises OSError."""
+        return os.preadv(self._fd, buffers, offset)
+
+    def write(self, buffers: Sequence[memoryview], offset: int) -> int:
+        """pwritev: bytes written, maybe fewer than given. Raises OSError."""
+        return os.pwritev(self._fd, buffers, offset)
+
+    def sync(self) -> None:
+        """fdatasync. Raises OSError, after which nothing written since the last sync may be trusted."""
+        os.fdatasync(self._fd)
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Claim disk space, so that later writes cannot run out of it. Raises OSError (ENOSPC)."""
+        code = _fallocate(self._fd, 0, offset, length)
+        if code in _UNSUPPORTED:  # no such call here: writes may meet ENOSPC later, which is a value
+            os.truncate(self._fd, max(self.length_bytes(), offset + length))
+        elif code:
+            raise OSError(code, os.strerror(code))
+
+    def punch(self, offset: int, length: int) -> bool:
+        """Give disk space back. False where the filesystem cannot; the space is reused by the next lending."""
+        return _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0
+
+    def length_bytes(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def disk_free_bytes(self) -> int:
+        """What the filesystem has left for us."""
+        filesystem = os.fstatvfs(self._fd)
+        return filesystem.f_bavail * filesystem.f_frsize
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _takes_direct(self) -> bool:
+        """Try one page: some filesystems accept the flag and refuse the transfer."""
+        with mmap.mmap(-1, PAGE_BYTES) as page, memoryview(page) as view:
+            try:
+                if self.length_bytes() >= PAGE_BYTES:
+                    os.preadv(self._fd, [view], 0)
+                else:
+                    os.pwritev(self._fd, [view], 0)
+                    os.truncate(self._fd, 0)
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return False
+                raise
+        return True
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
+    """fallocate(2), which Python lacks: 0, or an errno."""
+    while _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
+        if (code := ctypes.get_errno()) != errno.EINTR:
+            return code
+    return 0

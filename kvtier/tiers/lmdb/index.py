@@ -1,0 +1,183 @@
+"""The transactional index of a store: an LMDB environment with five small tables.
+
+Owns: the environment. Knows rows as bytes; what they mean is `layout`'s business.
+Always: one `commit` is one transaction, all or nothing, made inside one call on whatever thread calls it; reads
+are short transactions; no transaction is open across payload I/O or a change of the map's size.
+Units: bytes.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from kvtier.errors import CorruptBlock, StoreFormatError
+from kvtier.tiers.lmdb.layout import TABLES
+from kvtier.tiers.lmdb.pages import check_index
+
+# durability -> (sync, metasync). Syncing by hand after commits without sync=True is not the same: it lost whole
+# indexes in simulated power cuts. writemap is never used: power loss would corrupt the file.
+SYNC_MODES = {"none": (False, False), "batch": (True, False), "strict": (True, True)}
+
+DATA_NAME = "data.mdb"
+_CHUNK_ROWS = 1000
+DAMAGE_REMEDY = "Delete the folder to start with an empty store; blocks are recomputed"
+
+Rows = Mapping[bytes, bytes | None]  # None deletes
+
+
+@dataclass(slots=True)
+class Change:
+    """The rows of one transaction, by table."""
+
+    meta: dict[bytes, bytes | None] = field(default_factory=dict)
+    namespaces: dict[bytes, bytes | None] = field(default_factory=dict)
+    extents: dict[bytes, bytes | None] = field(default_factory=dict)
+    blocks: dict[bytes, bytes | None] = field(default_factory=dict)
+    sidecar: Rows = field(default_factory=dict)
+
+
+class DamagedStore(StoreFormatError):
+    """A store that was one, and whose files contradict themselves."""
+
+
+class IndexFull(Exception):
+    """The transaction does not fit into the map, and was not applied."""
+
+
+class Index:
+    """The tables of one store. Reads from any thread; `commit`, `grow` and `sync` from one at a time."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._gate = threading.Lock()  # LMDB must not change its map while a transaction of ours reads it
+        with env.begin() as txn:
+            names = {bytes(key) for key, _ in txn.cursor()}
+        missing = [name for name in TABLES if name.encode() not in names]
+        readonly = env.flags()["readonly"]
+        if missing and readonly:
+            raise CorruptBlock(f"the index lacks its table {missing[0]}")
+        self._tables = {name: env.open_db(name.encode(), create=not readonly) for name in TABLES}
+
+    @classmethod
+    def open(cls, folder: Path, durability: str, index_bytes: int) -> "Index":
+        """Open for writing, create if absent. Raises StoreFormatError if the files are damaged."""
+        sync, metasync = SYNC_MODES[durability]
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return _opened(
+            folder, check=True, map_size=index_bytes, sync=sync, metasync=metasync, mode=0o600, readahead=False
+        )
+
+    @classmethod
+    def open_readonly(cls, folder: Path, live: bool) -> "Index":
+        """Open for a look. With a live writer a slot in LMDB's reader table is taken, for moments; with none
+        nothing is written or locked. Raises StoreFormatError."""
+        return _opened(folder, check=not live, readonly=True, lock=live, create=False, readahead=False)
+
+    # ------------------------------------------------------------ reads
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        with self._gate, self._env.begin(db=self._tables[table]) as txn:
+            row: bytes | None = txn.get(key)
+            return row
+
+    def fetch(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """The records at these places."""
+        with self._gate, self._env.begin(db=self._tables["blocks"]) as txn:
+            return [txn.get(key) for key in keys]
+
+    def rows(self, table: str, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All rows from key `after` on, in key order; the transaction is renewed every 1000 rows, so that rows
+        that change meanwhile may be seen old or new."""
+        start, skip = after, False
+        while chunk := self._chunk(table, start, skip):
+            yield from chunk
+            if skip and chunk[-1][0] <= start:
+                return  # keys out of order: damage, which must not become an endless loop
+            start, skip = chunk[-1][0], True
+
+    def transaction_id(self) -> int:
+        """Grows with every commit, whoever makes it."""
+        return int(self._env.info()["last_txnid"])
+
+    def file_bytes(self) -> int:
+        info = self._env.info()
+        return (int(info["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+
+    def map_bytes(self) -> int:
+        return int(self._env.info()["map_size"])
+
+    # ------------------------------------------------------------ writes
+
+    def commit(self, change: Change) -> None:
+        """Apply all rows or none. Raises IndexFull, or lmdb.Error if the disk refused."""
+        try:
+            with self._env.begin(write=True) as txn:
+                for name, table in self._tables.items():
+                    rows: Rows = getattr(change, name)
+                    for key, row in rows.items():
+                        if row is None:
+                            txn.delete(key, db=table)
+                        else:
+                            txn.put(key, row, db=table)
+        except lmdb.MapFullError as error:
+            raise IndexFull(str(error)) from error
+
+    def is_writable(self) -> bool:
+        """Whether a transaction can still begin; after a half-written meta page LMDB refuses until reopened."""
+        try:
+            with self._env.begin(write=True):
+                return True
+        except lmdb.Error:
+            return False
+
+    def release_dead_readers(self) -> None:
+        """Readers that died keep old pages from being reused; also done before an index counts as full."""
+        self._env.reader_check()
+
+    def grow(self, index_bytes: int) -> None:
+        """Raise the hard limit of the file. Raises lmdb.Error."""
+        with self._gate:
+            self._env.set_mapsize(index_bytes)
+
+    def sync(self) -> None:
+        """Make everything committed durable. Raises lmdb.Error."""
+        self._env.sync(True)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _chunk(self, table: str, start: bytes, skip: bool) -> list[tuple[bytes, bytes]]:
+        chunk = []
+        with self._gate, self._env.begin(db=self._tables[table]) as txn, txn.cursor() as cursor:
+            found = cursor.set_range(start) if start else cursor.first()
+            if found and skip and cursor.key() == start:
+                found = cursor.next()
+            if found:
+                for _, row in zip(range(_CHUNK_ROWS), cursor, strict=False):
+                    chunk.append(row)
+        return chunk
+
+
+def _opened(folder: Path, *, check: bool, **options: Any) -> Index:
+    data = folder / DATA_NAME
+    try:
+        if check and data.exists():
+            check_index(data)
+        env = lmdb.open(str(folder), max_dbs=len(TABLES), max_readers=126, **options)
+    except (CorruptBlock, lmdb.Error) as error:
+        raise _damaged(folder, error) from error
+    try:
+        return Index(env)
+    except (CorruptBlock, lmdb.Error) as error:
+        env.close()
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> StoreFormatError:
+    if isinstance(error, lmdb.Error) and "already open" in str(error):
+        return StoreFormatError(str(folder), "this process has the store open already", "Look at it from another one")
+    return DamagedStore(str(folder), f"the index cannot be read: {error}", DAMAGE_REMEDY)

@@ -1,0 +1,176 @@
+"""The bytes of a store's index, as docs/format.md specifies them.
+
+Owns: encoding and decoding of every row. Pure; whoever calls it does the I/O.
+Always: a row is believed only if its check, which covers its key and its value, is right; anything else is
+CorruptBlock. Numbers in keys are big-endian (LMDB sorts bytes), numbers in values little-endian.
+Units: bytes, milliseconds since 1970.
+"""
+
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import cbor2
+import xxhash
+
+from kvtier.errors import CorruptBlock
+from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, PAGE_BYTES, BlockKey
+
+FORMAT_VERSION = 1
+RECORD_VERSION = 1
+
+LOCK_NAME = "lock"
+SLAB_NAME = "slab"
+INDEX_NAME = "index"
+TABLES = ("meta", "namespaces", "extents", "blocks", "sidecar")
+
+HEADER_KEY = b"header"
+GENERATION_KEY = b"generation_limit"  # no record has a generation at or above it
+NAMESPACE_KEY = b"namespace_limit"  # no namespace has, or ever had, an id at or above it
+
+PLACE_KEY = struct.Struct(">II")  # extent, slot
+ID_KEY = struct.Struct(">I")  # namespace id, or extent
+EXTENT_ROW = struct.Struct("<I")  # stride in pages
+
+# version, flags, hash length, reserved, namespace, length, generation, checksum, stored_ms
+_RECORD = struct.Struct("<BBBBIIQQQ")
+_CHECK = struct.Struct("<Q")
+
+LENGTH_BYTES_MAX = 2**32 - 1
+
+
+class Record(NamedTuple):
+    """What the index knows of one block. `namespace` is the tier's own id, not the engine's."""
+
+    namespace: int
+    key: BlockKey
+    length_bytes: int
+    generation: int
+    checksum: int
+    stored_ms: int
+
+
+def encode_record(place_key: bytes, record: Record) -> bytes:
+    """The record of the block at `place_key`, and of no other place: the check covers the place too."""
+    head = _RECORD.pack(
+        RECORD_VERSION,
+        0,
+        len(record.key) - GROUP_BYTES,
+        0,
+        record.namespace,
+        record.length_bytes,
+        record.generation,
+        record.checksum,
+        record.stored_ms,
+    )
+    return _sealed(place_key, head + record.key)
+
+
+def decode_record(place_key: bytes, row: bytes) -> Record:
+    """Raises CorruptBlock if the record is damaged, misplaced or of another version."""
+    body = _unsealed(place_key, row)
+    if len(body) < _RECORD.size:
+        raise CorruptBlock("record too short")
+    version, flags, hash_bytes, reserved, namespace, length, generation, checksum, stored = _RECORD.unpack_from(body)
+    if version != RECORD_VERSION or flags or reserved:
+        raise CorruptBlock(f"record of version {version}, flags {flags}")
+    key = body[_RECORD.size :]
+    if len(key) != hash_bytes + GROUP_BYTES or not 1 <= hash_bytes <= HASH_BYTES_MAX or not length:
+        raise CorruptBlock("record with impossible lengths")
+    return Record(namespace, BlockKey(key), length, generation, checksum, stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a store is. `extent_bytes`, `store_id` and `created_ms` never change; the rest says how it was last
+    opened."""
+
+    format: int
+    extent_bytes: int
+    page_bytes: int
+    store_id: bytes
+    created_ms: int
+    capacity_bytes: int
+    durability: str
+
+
+def encode_header(header: Header) -> bytes:
+    return _sealed(HEADER_KEY, cbor2.dumps(asdict(header), canonical=True))
+
+
+def format_of(row: bytes) -> int:
+    """The format version that a header row claims. Raises CorruptBlock if it is no header."""
+    fields = _cbor_map(HEADER_KEY, row)
+    version = fields.get("format")
+    if type(version) is not int:
+        raise CorruptBlock("header without a format version")
+    return version
+
+
+def decode_header(row: bytes) -> Header:
+    """The header of a store of this format. Raises CorruptBlock; ask `format_of` first."""
+    fields = _cbor_map(HEADER_KEY, row)
+    types = {"format": int, "extent_bytes": int, "page_bytes": int, "store_id": bytes}
+    types |= {"created_ms": int, "capacity_bytes": int, "durability": str}
+    if any(type(fields.get(name)) is not kind for name, kind in types.items()):
+        raise CorruptBlock("header with missing or misshapen fields")
+    header = Header(**{name: fields[name] for name in types})
+    if header.page_bytes != PAGE_BYTES or header.extent_bytes < PAGE_BYTES or header.extent_bytes % PAGE_BYTES:
+        raise CorruptBlock(f"header with pages of {header.page_bytes} and extents of {header.extent_bytes} bytes")
+    return header
+
+
+def encode_namespace(namespace: int, fingerprint: bytes, description: bytes) -> bytes:
+    row = {"fingerprint": fingerprint, "description": description}
+    return _sealed(ID_KEY.pack(namespace), cbor2.dumps(row, canonical=True))
+
+
+def decode_namespace(key: bytes, row: bytes) -> tuple[int, bytes, bytes]:
+    """(id, fingerprint, description). Raises CorruptBlock."""
+    fields = _cbor_map(key, row)
+    fingerprint, description = fields.get("fingerprint"), fields.get("description")
+    if len(key) != ID_KEY.size or type(fingerprint) is not bytes or type(description) is not bytes:
+        raise CorruptBlock("namespace row with missing or misshapen fields")
+    return ID_KEY.unpack(key)[0], fingerprint, description
+
+
+def encode_limit(key: bytes, value: int) -> bytes:
+    return _sealed(key, value.to_bytes(8, "little"))
+
+
+def decode_limit(key: bytes, row: bytes) -> int:
+    """Raises CorruptBlock."""
+    return int.from_bytes(_unsealed(key, row), "little")
+
+
+def encode_extent(extent: int, stride_pages: int) -> bytes:
+    return _sealed(ID_KEY.pack(extent), EXTENT_ROW.pack(stride_pages))
+
+
+def decode_extent(key: bytes, row: bytes) -> tuple[int, int]:
+    """(extent, stride in pages). Raises CorruptBlock."""
+    body = _unsealed(key, row)
+    if len(key) != ID_KEY.size or len(body) != EXTENT_ROW.size or body == bytes(EXTENT_ROW.size):
+        raise CorruptBlock("extent row of a wrong length")
+    return ID_KEY.unpack(key)[0], EXTENT_ROW.unpack(body)[0]
+
+
+def _cbor_map(key: bytes, row: bytes) -> dict[str, Any]:
+    try:
+        fields = cbor2.loads(_unsealed(key, row))
+    except (cbor2.CBORDecodeError, ValueError, RecursionError) as error:
+        raise CorruptBlock(f"row that is not CBOR: {error}") from error
+    if type(fields) is not dict:
+        raise CorruptBlock("row that is not a CBOR map")
+    return fields
+
+
+def _sealed(key: bytes, body: bytes) -> bytes:
+    return body + _CHECK.pack(xxhash.xxh3_64_intdigest(key + body))
+
+
+def _unsealed(key: bytes, row: bytes) -> bytes:
+    body, check = row[: -_CHECK.size], row[-_CHECK.size :]
+    if len(row) < _CHECK.size or _CHECK.unpack(check)[0] != xxhash.xxh3_64_intdigest(key + body):
+        raise CorruptBlock("row that does not match its check")
+    return body

@@ -1,0 +1,43 @@
+"""The tier's own ids for namespaces, and their way to the engine's.
+
+Owns: the two-way map. A tier id is stored in every record; it is given once, from 1 on, and never again, not even
+after a drop: records that a drop left behind stay nobody's. Id 0 is no namespace.
+"""
+
+from kvtier.blocks.namespace import NamespaceTable
+
+
+class TierNames:
+    """Maps engine-local namespace ids to the tier's ids. Questions from any thread, changes from the writer's."""
+
+    def __init__(self, table: NamespaceTable, limit: int) -> None:
+        self._table = table
+        self.limit = max(limit, 1)  # no id at or above it was ever given
+        self._to_tier: dict[int, int] = {}
+        self._to_local: dict[int, int] = {}
+
+    def to_tier(self, local: int) -> int | None:
+        return self._to_tier.get(local)
+
+    def to_local(self, tier_id: int) -> int | None:
+        return self._to_local.get(tier_id)
+
+    def knows(self, local: int) -> bool:
+        """Whether the engine's table has this id, be it stored here already or not."""
+        return local < len(self._table)
+
+    def identity(self, local: int) -> tuple[bytes, bytes]:
+        """Fingerprint and description of an engine-local id that `knows` knows."""
+        return self._table.fingerprint_of(local), self._table.description_of(local)
+
+    def add_stored(self, tier_id: int, fingerprint: bytes, description: bytes) -> None:
+        """A namespace found in the store."""
+        self.add(tier_id, self._table.id_of(fingerprint, description))
+
+    def add(self, tier_id: int, local: int) -> None:
+        self._to_tier[local] = tier_id
+        self._to_local[tier_id] = local
+        self.limit = max(self.limit, tier_id + 1)
+
+    def remove(self, tier_id: int) -> None:
+        del self._to_tier[self._to_local.pop(tier_id)]

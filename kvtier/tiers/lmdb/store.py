@@ -1,0 +1,162 @@
+"""The persistent tier: blocks in a slab file, LMDB as their transactional index. One writer per path.
+
+Owns: the open store. Always: a second writer is refused; after a fork or `close` every verb raises ClosedError;
+what a write reported DONE is there after a restart, as its durability says:
+
+    none    survives a crash of the process; a crash of the machine empties the store
+    batch   survives both, but a crash of the machine may undo the last batch
+    strict  survives both
+
+With `verify=False` blocks are served unread-checked: use it with `strict` only, for after a machine crash in mode
+`batch` an undone batch may leave records whose slots were written again.
+Units: bytes; a place is a page number (offset in the slab / 4096).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from kvtier.blocks.namespace import NamespaceTable
+from kvtier.errors import ClosedError
+from kvtier.tiers.base import TierTraits
+from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.loading import list_blocks
+from kvtier.tiers.lmdb.opening import OpenStore, Settings, open_store
+from kvtier.tiers.lmdb.reader import BlockReader
+from kvtier.tiers.lmdb.room import Room
+from kvtier.tiers.lmdb.writer import BatchWriter
+from kvtier.types import PAGE_BYTES, Outcome, ReadItem, StoredBlock, WriteBatch
+
+BATCH_BYTES = 16 << 20  # below 8 MiB the transaction costs more than the payload; above 32 nothing is gained
+READERS = 4
+
+
+class LmdbTier:
+    """Implements Tier, SupportsScan and SupportsDrop. Open with `LmdbTier.open`."""
+
+    def __init__(self, name: str, store: OpenStore, settings: Settings, verify: bool) -> None:
+        self.name = name
+        self._store = store
+        self._pid = os.getpid()
+        self._closed = False
+        self._reader = BlockReader(store, verify)
+        self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max)
+        self._writer = BatchWriter(store, self._room)
+        self._scanned: list[StoredBlock] | None = store.stock.blocks
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        name: str,
+        namespaces: NamespaceTable,
+        capacity_bytes: int,
+        length_bytes_max: int,
+        min_free_bytes: int,
+        durability: str = "batch",
+        verify: bool = True,
+        io_threads: int = 4,
+        open_file: Callable[[Path], BlockFile] = BlockFile.open,
+    ) -> "LmdbTier":
+        """Open the store in the folder `path`, create it if there is none.
+
+        capacity_bytes: what the folder may take of the disk, index included. length_bytes_max: the largest block
+        that will be written. min_free_bytes: what the filesystem must keep free. durability: none, batch or strict.
+        An existing store keeps its extent size; if it holds more than the capacity, whole extents leave, those
+        first whose newest block is oldest.
+        Raises ConfigError, StoreLocked, StoreFormatError or StoreError.
+        """
+        where = f"tier {name}"
+        settings = Settings(where, capacity_bytes, length_bytes_max, min_free_bytes, durability, io_threads)
+        return cls(name, open_store(Path(path), namespaces, settings, open_file), settings, verify)
+
+    @property
+    def traits(self) -> TierTraits:
+        payload_bytes = self._store.allocator.extents_max * self._store.header.extent_bytes
+        return TierTraits(
+            capacity_bytes=payload_bytes,
+            slots=0,
+            persistent=True,
+            host_addressable=False,
+            batch_bytes=BATCH_BYTES,
+            readers=READERS,
+        )
+
+    @property
+    def findings(self) -> list[str]:
+        """What was found damaged: records skipped when the store was opened, slots lost since."""
+        return self._store.stock.findings
+
+    @property
+    def direct(self) -> bool:
+        """Whether payload bypasses the page cache (O_DIRECT); some filesystems refuse."""
+        return self._store.slab.file.direct
+
+    def scan(self) -> Iterator[StoredBlock]:
+        """Everything kept, oldest write first, with engine-local namespace ids."""
+        self._check_usable()
+        blocks, self._scanned = self._scanned, None
+        if blocks is None:
+            store = self._store
+            blocks = list_blocks(store.index, store.names, store.allocator, store.slab.file.length_bytes())
+        return iter(blocks)
+
+    def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
+        """The sidecar rows that batches left, in key order."""
+        self._check_usable()
+        return self._store.index.rows("sidecar")
+
+    def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
+        """One outcome per item, in order. Any thread; waits for the disk."""
+        self._check_usable()
+        return self._reader.read(items)
+
+    def write(self, batch: WriteBatch) -> list[Outcome]:
+        """One outcome per item, then one per eviction. One thread at a time; waits for the disk."""
+        self._check_usable()
+        self._scanned = None
+        return self._writer.write(batch)
+
+    def drop(self, namespace: int) -> Outcome:
+        """Forget the namespace (engine-local id). DONE also if nothing of it was kept. The writer's thread."""
+        self._check_usable()
+        self._scanned = None
+        return self._writer.drop(namespace)
+
+    def room(self, length_bytes: int) -> int:
+        """How many more blocks of this length a write would take now. Any thread, no I/O."""
+        self._check_usable()
+        return self._room.left(length_bytes)
+
+    def neighbours(self, place: int) -> int:
+        """The extent of a place. Pure."""
+        return self._store.allocator.extent_of(place)
+
+    def used_bytes(self) -> int:
+        """Bytes of the slots that hold blocks. Any thread, no I/O."""
+        return self._store.allocator.used_pages * PAGE_BYTES
+
+    def check(self) -> list[str]:
+        """Recount slots and compare them with the index; an empty list means that all is well. Reads the index."""
+        self._check_usable()
+        store = self._store
+        findings = store.allocator.check()
+        blocks = list_blocks(store.index, store.names, store.allocator, store.slab.file.length_bytes())
+        recorded = {block.place for block in blocks}
+        owned = set(store.allocator.owned())
+        findings += [f"place {place}: in the index, not in memory" for place in sorted(recorded - owned)]
+        findings += [f"place {place}: in memory, not in the index" for place in sorted(owned - recorded)]
+        return findings
+
+    def close(self) -> None:
+        """Sync, mark the store as closed, release the lock. Idempotent; does nothing in a forked child."""
+        if not self._closed and self._pid == os.getpid():
+            self._closed = True
+            self._store.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError(f"tier {self.name} was closed")
+        if self._pid != os.getpid():
+            raise ClosedError(f"tier {self.name} was opened before a fork; open it in this process, or use spawn")

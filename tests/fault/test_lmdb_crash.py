@@ -1,0 +1,91 @@
+"""kill -9 in the middle of writing: what was acknowledged is there, and nothing wrong is."""
+
+import random
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtier.testing.stores import StoreDriver
+from kvtier.types import Status
+
+OPTIONS = {"capacity_bytes": 4 << 20, "length_bytes_max": 40_000}
+
+WRITER = """
+import pathlib, random, sys
+from kvtier.testing.stores import StoreDriver
+
+path, start, seed, durability = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+store = StoreDriver(path, capacity_bytes=4 << 20, length_bytes_max=40_000, durability=durability)
+store.rescan(range(start))
+chance = random.Random(seed)
+while True:
+    numbers = range(start, start + 8)
+    start += 8
+    length = chance.choice((4096, 9000, 40_000))
+    evict = sorted(store.kept)[: max(0, len(store.kept) - 40)]
+    print("evicting", *evict, flush=True)
+    before = set(store.kept)
+    store.write(numbers, length, evict)
+    print("done", *sorted(set(store.kept) - before), flush=True)
+"""
+
+
+def run_and_kill(path: Path, start: int, seed: int, durability: str) -> tuple[set[int], set[int], int]:
+    """Numbers acknowledged, numbers whose eviction was at least begun, and the next free number."""
+    command = [sys.executable, "-c", WRITER, str(path), str(start), str(seed), durability]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as writer:
+        assert writer.stdout is not None
+        lines = [writer.stdout.readline() for _ in range(random.Random(seed).randint(5, 40))]
+        select.select([], [], [], random.Random(seed).random() / 200)  # anywhere inside a batch, not only after one
+        writer.send_signal(signal.SIGKILL)
+        lines += writer.stdout.readlines()
+    whole = [line.split() for line in lines if line.endswith("\n")]
+    done = {int(word) for line in whole if line[0] == "done" for word in line[1:]}
+    evicted = {int(word) for line in whole if line[0] == "evicting" for word in line[1:]}
+    return done, evicted, start + 8 * (len(whole) + 1)
+
+
+@pytest.mark.parametrize("durability", ["none", "batch"])
+def test_kill_nine(tmp_path: Path, durability: str) -> None:
+    """A crash would lose acknowledged blocks, or serve torn ones (11 in 8 runs when slots were reused early)."""
+    kept: set[int] = set()
+    start = 0
+    for seed in range(5):
+        done, evicted, start = run_and_kill(tmp_path / "s", start, seed, durability)
+        must = (kept | done) - evicted
+        store = StoreDriver(tmp_path / "s", durability=durability, **OPTIONS)
+        store.rescan(range(start))
+        assert must <= set(store.kept), "an acknowledged block is gone"
+        assert store.read(sorted(store.kept)) == [Status.DONE] * len(store.kept)
+        assert store.tier.findings == []
+        assert store.tier.check() == []
+        kept = set(store.kept)
+        store.close()
+    assert kept
+
+
+def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    """After a crash the store could not be opened until someone deleted a file."""
+    run_and_kill(tmp_path / "s", 0, 1, "none")
+    StoreDriver(tmp_path / "s", **OPTIONS).close()
+
+
+def test_a_crash_while_creating(tmp_path: Path) -> None:
+    """A store whose creation was cut off could never be opened."""
+    for stage in ("lock", "folder", "index"):
+        folder = tmp_path / stage
+        store = StoreDriver(folder)
+        store.close()
+        (folder / "slab").unlink()
+        if stage != "index":
+            for path in (folder / "index").iterdir():
+                path.unlink()
+        if stage == "lock":
+            (folder / "index").rmdir()
+        store.tier = store._open()
+        assert store.write([1]) == [Status.DONE]
+        store.close()
