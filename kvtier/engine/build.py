@@ -19,6 +19,7 @@ from kvtier.engine.cache import TieredCache
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
 from kvtier.engine.sync import SyncCache
+from kvtier.errors import ConfigError
 from kvtier.policies import POLICIES
 from kvtier.tiers.base import SupportsArray, SupportsScan, SupportsSlots, Tier
 
@@ -48,8 +49,8 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
     length_bytes_max = max(spec.block_bytes for spec in block_specs(config.model))
     with ExitStack() as undo:
         tiers: list[Tier] = []
-        for tier_config in config.tiers:
-            tier = open_tier(tier_config, namespaces, length_bytes_max)
+        for index, tier_config in enumerate(config.tiers):
+            tier = _open_at(index, tier_config, namespaces, length_bytes_max)
             undo.callback(tier.close)
             tiers.append(tier)
         levels = [level_of(*pair) for pair in zip(config.tiers, tiers, strict=True)]
@@ -59,6 +60,7 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
             namespaces,
             queue_bytes=config.limits.queue_bytes,
             prefetch_budget=config.prefetch.budget,
+            lookahead_requests=config.prefetch.lookahead_requests,
         )
         for index, tier in enumerate(tiers):
             if isinstance(tier, SupportsScan):
@@ -68,6 +70,15 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
         engine = Engine(core, tiers, MonotonicClock())
         undo.pop_all()  # the engine closes them from now on
     return engine, top
+
+
+def _open_at(index: int, config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
+    """Open a tier; what it cannot work with is told by its place in the YAML, which the tier does not know."""
+    try:
+        return open_tier(config, namespaces, length_bytes_max)
+    except ConfigError as error:
+        key = error.path.removeprefix("tier ").removeprefix(config.name)
+        raise ConfigError(f"tiers[{index}]{key}", error.problem, error.remedy) from error
 
 
 def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:

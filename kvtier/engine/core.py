@@ -59,6 +59,7 @@ class Core:
         *,
         queue_bytes: int = 256 << 20,
         prefetch_budget: float = 0.25,
+        lookahead_requests: int = 8,
     ) -> None:
         self.model = model
         self._namespaces = namespaces
@@ -69,7 +70,7 @@ class Core:
         self.residency = Residency(levels, self.counters)
         self._directory = self.residency.directory
         self.planner = Planner(self.residency, queue_bytes)
-        self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget)
+        self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget, lookahead_requests)
         self._leases = Reservations(self.residency, self.planner, block_specs(model), self._sizes)
         self._matches: dict[int, Match] = {}
         self._flushes: dict[int, int] = {}  # ticket -> blocks

@@ -1,8 +1,9 @@
 """Hints: blocks brought from a disk into host memory before anybody reserves them.
 
-A prefetch only uses slots that need no I/O to get, up to a part (`budget`) of the tier below the top, and what it
-brought is held until a reservation uses it or its time is over: never evicted before it was of use (vllm#49902).
-Units: handles, slots, seconds of the engine's clock.
+A hint announces one request. At most `lookahead_requests` announced ones are worked for at a time, and what they
+brought takes at most a part (`budget`) of the slots of the tier below the top, and only slots that need no I/O to
+get. It is held until a reservation uses it or its time is over: never evicted before it was of use (vllm#49902).
+Units: handles, slots, requests, seconds of the engine's clock.
 """
 
 from math import inf
@@ -18,37 +19,42 @@ PREFETCH_TTL_S = 30.0
 class Prefetch:
     """What was brought up ahead and not yet used."""
 
-    def __init__(self, residency: Residency, promotions: Promotions, budget: float) -> None:
+    def __init__(self, residency: Residency, promotions: Promotions, budget: float, lookahead_requests: int) -> None:
         self._residency = residency
         self._directory = residency.directory
         self._promotions = promotions
-        self._expires: dict[int, float] = {}  # handle, held in tier 1 -> time; in order of time
+        self._lookahead_requests = lookahead_requests
+        self._held: dict[int, tuple[float, int]] = {}  # handle, held in tier 1 -> expiry, request; in order of time
+        self._requests = 0
         levels = residency.levels
         memory_below = len(levels) > 2 and not levels[1].persistent
         self._blocks_max = int(budget * levels[1].slots.slots_total) if memory_below else 0
 
     def hint(self, prefix: Prefix, now_s: float) -> None:
         """Start to bring the prefix's blocks that lie only on disk into the memory tier below the top."""
-        counters = self._residency.counters
+        self._requests += 1
+        too_far = len({request for _, request in self._held.values()}) >= self._lookahead_requests
         for handle in (h for handles in prefix.handles for h in handles):
             source = self._directory.top(handle)
             if source is None or source < 2 or self._directory.state(handle, 1) is not State.GONE:
                 continue
-            if len(self._expires) >= self._blocks_max or not self._promotions.stage(handle, source, 1, inf):
-                counters.add("prefetch_refused")
+            full = too_far or len(self._held) >= self._blocks_max
+            if full or not self._promotions.stage(handle, source, 1, inf):
+                self._residency.counters.add("prefetch_refused")
                 continue
-            counters.add("prefetched_blocks")
+            self._residency.counters.add("prefetched_blocks")
             self._directory.hold(handle, 1)
-            self._expires[handle] = now_s + PREFETCH_TTL_S
+            self._held[handle] = (now_s + PREFETCH_TTL_S, self._requests)
 
     def used(self, handles: list[int]) -> None:
         """A reservation has these blocks now."""
         for handle in handles:
-            if self._expires.pop(handle, None) is not None:
+            if self._held.pop(handle, None) is not None:
                 self._residency.unhold(handle, 1)
 
     def expire(self, now_s: float) -> None:
-        self.used([handle for handle, at_s in self._expires.items() if at_s <= now_s])
+        """Let go of what nobody came for."""
+        self.used([handle for handle, (at_s, _) in self._held.items() if at_s <= now_s])
 
     def next_expiry_s(self) -> float | None:
-        return next(iter(self._expires.values()), None)
+        return next((at_s for at_s, _ in self._held.values()), None)

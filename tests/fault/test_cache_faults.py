@@ -160,8 +160,8 @@ def test_a_full_store_makes_room_for_a_second_model(tmp_path):
     [
         ({"gpu": "4KiB"}, r"tiers\[0\].capacity.*4 ?KiB"),
         ({"host": "32KiB"}, r"tiers\[1\].capacity.*32 ?KiB"),
-        ({"lmdb": "64KiB"}, r"capacity.*64 ?KiB"),
-        ({"lmdb": "256KiB"}, r"262144.*at least"),
+        ({"lmdb": "64KiB"}, r"tiers\[2\].capacity.*64 ?KiB"),
+        ({"lmdb": "256KiB"}, r"tiers\[2\].*262144.*at least"),
     ],
 )
 def test_sizes_that_cannot_work_are_refused_with_numbers(tmp_path, tier, problem):

@@ -11,6 +11,13 @@ from kvtier.testing.held import Gate
 from tests.cache_bench import aserve, check_ready, compute, config_for, finish, prompt
 
 
+async def store(config, keys):
+    """A cache that has computed these keys, and is gone: they lie on disk only."""
+    async with kvtier.open(config) as cache:
+        await aserve(cache, keys)
+        assert (await cache.flush()).failed == 0
+
+
 def tier(cache, index):
     return cache._running._tiers[index]
 
@@ -68,9 +75,7 @@ async def test_two_concurrent_reservers_share_one_transfer(tmp_path):
     """Each reader of a prefix reads it from disk (vllm#44294)."""
     config = config_for(tmp_path / "store")
     keys = prompt(config, 1, 6)
-    async with kvtier.open(config) as cache:
-        await aserve(cache, keys)
-        await cache.flush()
+    await store(config, keys)
     async with kvtier.open(config) as cache:
         gate = Gate(tier(cache, 2))
         gate.hold("read")
@@ -90,9 +95,7 @@ async def test_cancelling_a_reserve_loses_nothing(tmp_path):
     """A cancelled request leaks its slots, or takes a neighbour's promotion with it."""
     config = config_for(tmp_path / "store")
     keys = prompt(config, 1, 6)
-    async with kvtier.open(config) as cache:
-        await aserve(cache, keys)
-        await cache.flush()
+    await store(config, keys)
     async with kvtier.open(config) as cache:
         gate = Gate(tier(cache, 2))
         gate.hold("read")
@@ -133,9 +136,7 @@ async def test_a_hung_disk_does_not_keep_a_request_waiting(tmp_path):
     """No load deadline: requests wait for ever (LMCache RFC#4945)."""
     config = config_for(tmp_path / "store")
     keys = prompt(config, 1, 6)
-    async with kvtier.open(config) as cache:
-        await aserve(cache, keys)
-        await cache.flush()
+    await store(config, keys)
     async with kvtier.open(config) as cache:
         gate = Gate(tier(cache, 2))
         gate.hold("read")
@@ -191,8 +192,7 @@ async def test_pending_calls_are_answered_when_the_cache_closes(tmp_path):
     """A waiting task hangs for ever after close."""
     config = config_for(tmp_path / "store")
     keys = prompt(config, 1, 5)
-    async with kvtier.open(config) as cache:
-        await aserve(cache, keys)
+    await store(config, keys)
     async with kvtier.open(config) as cache:
         gate = Gate(tier(cache, 2))
         gate.hold("read")
@@ -231,9 +231,7 @@ async def test_the_event_loop_is_never_blocked_by_a_slow_disk(tmp_path):
     """One slow disk stops every task of the process."""
     config = config_for(tmp_path / "store")
     keys = prompt(config, 1, 6)
-    async with kvtier.open(config) as cache:
-        await aserve(cache, keys)
-        await cache.flush()
+    await store(config, keys)
     async with kvtier.open(config) as cache:
         gate = Gate(tier(cache, 2))
         gate.hold("read")

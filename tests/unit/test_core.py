@@ -482,6 +482,27 @@ def test_prefetch_respects_its_budget():
     engine.check()
 
 
+def test_prefetch_works_for_a_few_requests_at_a_time():
+    """A long queue of announced requests pushes out what the first of them need."""
+    disk = DictTier()
+    engine = make_engine(gpu=16, host=16, disk=disk)
+    for number in range(3):
+        serve(engine, prompt(number, 2))
+    engine.core.submit_flush()
+    engine.run()
+    fresh = make_engine(gpu=8, host=16, disk=disk)
+    fresh.core._prefetch._lookahead_requests = 2
+    for number in range(3):
+        fresh.core.prefetch(prompt(number, 2), fresh.clock.now())
+    fresh.run()
+    assert [tiers_of(fresh, prompt(number, 2))["host"] for number in range(3)] == [8, 8, 0]
+    serve(fresh, prompt(0, 2))
+    fresh.core.prefetch(prompt(2, 2), fresh.clock.now())
+    fresh.run()
+    assert tiers_of(fresh, prompt(2, 2))["host"] == 8
+    fresh.check()
+
+
 def test_a_failing_disk_is_left_alone_for_a_while():
     """Stores to a dead disk spin (vllm PR#55297)."""
     disk = DictTier()

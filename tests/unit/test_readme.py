@@ -1,0 +1,44 @@
+"""What the README says must run, runs."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import yaml
+
+import kvtier
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"(<!-- not run.*?-->\n)?```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_example_runs_and_restores_in_a_second_process(tmp_path):
+    """The first thing a newcomer copies does not work."""
+    (code,) = [code for skipped, code in blocks("python") if not skipped]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True) for _ in range(2)
+    ]
+    assert runs[0].stdout.startswith("0 tokens restored"), runs[0].stderr
+    promised = re.search(r"the second process prints `(.*?)`", README).group(1)
+    assert runs[1].stdout.strip() == promised
+
+
+def test_the_yaml_is_a_valid_configuration(tmp_path):
+    """The configuration shown is refused."""
+    ((_, text),) = blocks("yaml")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights.bin").write_bytes(b"w" * 100)
+    (tmp_path / "kvtier.yaml").write_text(text)
+    config = kvtier.load_config(tmp_path / "kvtier.yaml", environ={"XDG_CACHE_HOME": str(tmp_path)})
+    assert [tier.type for tier in config.tiers] == [tier["type"] for tier in yaml.safe_load(text)["tiers"]]
+
+
+def test_every_link_leads_somewhere():
+    """A document that the README names does not exist."""
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
