@@ -148,10 +148,11 @@ class Residency:
 
     def lose(self, handle: int, tier: int, move: Move, reason: Reason) -> None:
         """A copy that is of no use any more (failed, condemned, dropped) goes when nobody holds it."""
-        if self.directory.is_ready(handle, tier):
+        before = self.directory.state(handle, tier)
+        if before is State.READY:
             self.levels[tier].policy.forget([handle])
-        if self.directory.move(handle, tier, move) is not State.RECLAIMED:
-            return  # LEAVING: it is on its way out already
+        if self.directory.move(handle, tier, move) is before:
+            return  # LEAVING or RECLAIMED: it is on its way out already
         if not self.directory.is_held(handle, tier):
             self._finish(handle, tier, reason, quarantined=False)
         elif (pool := self.levels[tier].pool) is not None:  # a transfer or a lease may still use the slot

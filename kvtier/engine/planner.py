@@ -109,7 +109,7 @@ class Planner:
             self._residency.filled(handle, target, outcome.place, outcome.generation)
         else:
             self._residency.lose(handle, target, Move.FAILED, Reason.FAILED)
-        blame = BLAME.get(outcome.status, Reason.FAILED)
+        blame = BLAME.get(outcome.status, Reason.DROPPED)
         if outcome.status in BLAME and self._directory.is_ready(handle, source):
             self._residency.lose(handle, source, Move.RECLAIM, blame)
         key = transfer.key

@@ -27,19 +27,20 @@ class Promotions:
         self._flight = flight
         self._queues: dict[Lane, list[tuple[float, int, int]]] = {}  # heaps of (deadline, order, handle)
         self._order = 0
-        self._wanted: dict[int, float] = {}  # handle -> deadline of its top copy
+        self._wanted: dict[int, tuple[float, int]] = {}  # handle -> deadline, tier that the current hop enters
 
     def start(self, handle: int, deadline_s: float) -> bool:
         """Bring a block up to its placed top copy. False, and nothing done, if no tier below can give it."""
         source = self._source(handle)
         if source is None:
             return False
-        if not self._by_way_of_memory(handle, source, deadline_s):
+        by_way = self._by_way_of_memory(handle, source, deadline_s)
+        if not by_way:
             if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
                 return False
             self._hop(handle, (source, 0), deadline_s)
         self._directory.hold(handle, 0)
-        self._wanted[handle] = deadline_s
+        self._wanted[handle] = (deadline_s, 1 if by_way else 0)
         return True
 
     def stage(self, handle: int, source: int, target: int, deadline_s: float) -> bool:
@@ -55,14 +56,17 @@ class Promotions:
     def urge(self, handle: int, deadline_s: float) -> None:
         """Somebody with an earlier deadline joined a promotion that still waits for its next hop."""
         if handle in self._wanted:
-            self._wanted[handle] = min(self._wanted[handle], deadline_s)
+            earlier_s, tier = self._wanted[handle]
+            self._wanted[handle] = (min(earlier_s, deadline_s), tier)
 
     def arrived(self, handle: int, tier: int) -> bool:
         """A hop into `tier` ended. True if the promotion ended with it, well or not (see the top copy's state)."""
-        if handle not in self._wanted:
-            return False
+        deadline_s, expected = self._wanted.get(handle, (0.0, None))
+        if tier != expected:
+            return False  # a prefetch beside it, say
         if tier and self._directory.state(handle, 0) is State.FILLING and self._directory.is_ready(handle, tier):
-            self._hop(handle, (tier, 0), self._wanted[handle])
+            self._wanted[handle] = (deadline_s, 0)
+            self._hop(handle, (tier, 0), deadline_s)
             return False
         del self._wanted[handle]
         return True

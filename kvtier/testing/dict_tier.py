@@ -33,7 +33,7 @@ class DictTier:
         self.fail_read: Status | None = None
         self.corrupt: set[int] = set()
         self.reads = 0
-        self._generation = 0
+        self.generation = 0  # of the latest row
 
     def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
         return [self._read(item) for item in items]
@@ -68,10 +68,10 @@ class DictTier:
     def _write(self, item: WriteItem) -> Outcome:
         if self.fail_write is not None or len(self.rows) >= self.blocks_max:
             return Outcome(self.fail_write or Status.NO_ROOM)
-        self._generation += 1
+        self.generation += 1
         place = next(p for p in range(self.blocks_max) if p not in self.rows)
-        self.rows[place] = (item.key, self._generation, bytes(item.source[: item.length_bytes]))
-        return Outcome(Status.DONE, place, self._generation)
+        self.rows[place] = (item.key, self.generation, bytes(item.source[: item.length_bytes]))
+        return Outcome(Status.DONE, place, self.generation)
 
     def drop(self, namespace: int) -> Outcome:
         if self.fail_write is not None:

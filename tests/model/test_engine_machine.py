@@ -1,206 +1,109 @@
-"""The whole engine under random requests, faults and orders, against a dict that shares no code with it."""
+"""The whole engine under random requests, faults and orders, against a dict that shares no code with it.
+
+Two drivers over one world: a Hypothesis machine, which shrinks what it finds, and seeded walks, which go deeper.
+"""
+
+import random
+from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvtier.blocks.hashing import hash_blocks
-from kvtier.cache.leases import Lease, NoRoom
-from kvtier.testing.dict_tier import DictTier
 from kvtier.types import Status
-from tests.engine_bench import BLOCK_BYTES, BLOCK_TOKENS, content_of, make_engine, tiny_model
+from tests.engine_world import DISK, World
 
-GPU, HOST, DISK = 6, 5, 12
+KEYS = {"family": st.integers(0, 1), "depth": st.integers(1, 5), "branch": st.integers(0, 1)}
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests share prefixes: a prompt is `depth` blocks of one of three families, the last one of its own branch."""
+    """One rule per operation of the world."""
 
     @initialize(host=st.booleans(), groups=st.integers(1, 2))
     def start(self, host, groups):
-        self.model = tiny_model(groups=groups)
-        self.host = HOST * groups if host else None
-        self.groups = groups
-        self.disk = DictTier(blocks_max=DISK * groups)
-        self.computed = set()  # keys somebody has committed and nobody dropped since
-        self.pending = {}  # ticket -> keys
-        self.leases = {}  # ticket -> (lease, keys, whether committed)
-        self.open()
+        self.world = World(host, groups)
 
-    def open(self):
-        if hasattr(self, "engine"):
-            self.engine.close()
-        self.engine = make_engine(GPU * self.groups, self.host, self.disk, self.model)
-        self.pending.clear()
-        self.leases.clear()
+    @rule(deadline_s=st.sampled_from([1.0, 9.0]), **KEYS)
+    def request(self, family, depth, branch, deadline_s):
+        self.world.request(self.world.keys_of(family, depth, branch), deadline_s)
 
-    def keys_of(self, family, depth, branch):
-        tokens = [family * 100 + i for i in range((depth - 1) * BLOCK_TOKENS)] + [1000 + branch] * BLOCK_TOKENS
-        return hash_blocks(tokens, self.model)
+    @rule(keep=st.booleans(), **KEYS)
+    def serve(self, family, depth, branch, keep):
+        self.world.serve(self.world.keys_of(family, depth, branch), keep)
 
-    def collect(self):
-        """Look at every answer: what is said to be ready must hold the bytes of its key."""
-        for ticket in [t for t in self.pending if t in self.engine.answers]:
-            keys = self.pending.pop(ticket)
-            answer = self.engine.answers.pop(ticket)
-            if isinstance(answer, Lease):
-                ready = answer.tokens_ready // BLOCK_TOKENS
-                for group, row in enumerate(keys.groups):
-                    for slot, key in list(zip(answer.slots(group), row, strict=False))[:ready]:
-                        assert key in self.computed, "a block nobody has computed is served"
-                        self.same_bytes(slot, key)
-                self.leases[ticket] = (answer, keys, False)
-            else:
-                assert isinstance(answer, NoRoom)
+    @rule(release=st.booleans(), **KEYS)
+    def look(self, family, depth, branch, release):
+        self.world.look(self.world.keys_of(family, depth, branch), release)
 
-    def same_bytes(self, slot, key):
-        assert bytes(self.engine.tiers[0].slot(slot)[:BLOCK_BYTES]) == content_of(key, BLOCK_BYTES)
+    @precondition(lambda self: self.world.leases)
+    @rule(data=st.data())
+    def compute(self, data):
+        self.world.compute(data.draw(st.sampled_from(sorted(self.world.leases))))
 
-    @rule(
-        family=st.integers(0, 2),
-        depth=st.integers(1, 5),
-        branch=st.integers(0, 1),
-        deadline=st.sampled_from([1.0, 9.0]),
-    )
-    def request(self, family, depth, branch, deadline):
-        keys = self.keys_of(family, depth, branch)
-        match = self.engine.match(keys)
-        ticket = self.engine.submit_reserve(match, depth, deadline)
-        self.pending[ticket] = keys
-        self.collect()
-
-    @rule(family=st.integers(0, 2), depth=st.integers(1, 5))
-    def look_and_leave(self, family, depth):
-        match = self.engine.match(self.keys_of(family, depth, 0), ttl_s=3.0)
-        if depth % 2:
-            self.engine.core.release_match(match)
-
-    @precondition(lambda self: self.leases)
-    @rule(data=st.data(), late=st.booleans())
-    def compute(self, data, late):
-        """Write and commit what a lease has to compute."""
-        ticket = data.draw(st.sampled_from(sorted(self.leases)))
-        lease, keys, committed = self.leases[ticket]
-        if committed:
-            return
-        ready = lease.tokens_ready // BLOCK_TOKENS
-        for group, row in enumerate(keys.groups):
-            pairs = list(zip(lease.slots(group), row, strict=False))[ready:]
-            for slot, key in pairs:
-                self.engine.tiers[0].slot(slot)[:BLOCK_BYTES] = content_of(key, BLOCK_BYTES)
-                self.computed.add(key)
-            self.engine.core.commit(lease, pairs)
-        self.leases[ticket] = (lease, keys, True)
-
-    @precondition(lambda self: self.leases)
+    @precondition(lambda self: self.world.leases)
     @rule(data=st.data())
     def release(self, data):
-        """A lease's slots hold what they held until it is given back."""
-        ticket = data.draw(st.sampled_from(sorted(self.leases)))
-        lease, keys, committed = self.leases.pop(ticket)
-        ready = len(keys.groups[0]) if committed else lease.tokens_ready // BLOCK_TOKENS
-        for group, row in enumerate(keys.groups):
-            for slot, key in list(zip(lease.slots(group), row, strict=False))[:ready]:
-                self.same_bytes(slot, key)
-        self.engine.release(lease)
+        self.world.release(data.draw(st.sampled_from(sorted(self.world.leases))))
 
-    @precondition(lambda self: self.pending)
+    @precondition(lambda self: self.world.pending)
     @rule(data=st.data())
     def cancel(self, data):
-        ticket = data.draw(st.sampled_from(sorted(self.pending)))
-        del self.pending[ticket]
-        self.engine.core.release_lease(ticket)
+        self.world.cancel(data.draw(st.sampled_from(sorted(self.world.pending))))
 
     @rule()
     def plan(self):
-        self.engine.plan()
-        self.collect()
+        self.world.plan()
 
-    @precondition(lambda self: self.engine.held)
+    @precondition(lambda self: self.world.engine.held)
     @rule(data=st.data())
     def finish(self, data):
-        """Batches end in any order, except that a store's writes keep theirs."""
-        held = self.engine.held
-        lowest = len(self.engine.tiers) - 1
-        writes = [batch for batch in held if batch.target == lowest]
-        candidates = [batch for batch in held if batch.target != lowest] + writes[:1]
-        self.engine.finish(data.draw(st.sampled_from(candidates)))
-        self.collect()
+        self.world.finish(data.draw(st.sampled_from(self.world.finishable())))
 
-    @rule(status=st.sampled_from([None, None, Status.FAILED, Status.NO_ROOM]))
+    @rule(status=st.sampled_from([None, Status.FAILED, Status.NO_ROOM]))
     def break_writes(self, status):
-        self.disk.fail_write = status
+        self.world.disk.fail_write = status
 
-    @rule(status=st.sampled_from([None, None, Status.FAILED, Status.MISSING, Status.CORRUPT]))
+    @rule(status=st.sampled_from([None, Status.FAILED, Status.MISSING, Status.CORRUPT]))
     def break_reads(self, status):
-        self.disk.fail_read = status
+        self.world.disk.fail_read = status
 
     @rule(place=st.integers(0, DISK - 1))
     def damage(self, place):
-        if place in self.disk.rows:
-            self.disk.corrupt.add(place)
+        self.world.disk.corrupt.add(place)
 
     @rule(seconds=st.sampled_from([0.3, 2.0, 40.0]))
     def wait(self, seconds):
-        self.engine.clock.advance(seconds)
+        self.world.engine.clock.advance(seconds)
 
-    @rule(family=st.integers(0, 2))
-    def prefetch(self, family):
-        self.engine.core.prefetch(self.keys_of(family, 4, 0), self.engine.clock.now())
+    @rule(**KEYS)
+    def prefetch(self, family, depth, branch):
+        self.world.engine.core.prefetch(self.world.keys_of(family, depth, branch), self.world.engine.clock.now())
 
     @rule()
     def flush(self):
-        self.engine.core.submit_flush()
+        self.world.engine.core.submit_flush()
 
     @rule()
     def reset(self):
-        self.engine.core.submit_drop()
-        self.computed.clear()
+        self.world.reset()
 
-    @precondition(lambda self: not self.engine.held)
     @rule()
     def restart(self):
-        """The process ends; the store stays. Dropped blocks may come back only if their drop was not durable."""
-        if self.engine.core.planner._dropping or self.engine.core.planner._drops:
-            return
-        if any(self.engine.core.residency.evictions):
-            return
-        self.open()
+        self.world.restart()
 
     @invariant()
     def bookkeeping_agrees(self):
-        if hasattr(self, "engine"):
-            self.engine.check()
+        if hasattr(self, "world"):
+            self.world.check()
 
     def teardown(self):
-        """When everybody has left, every slot can be had again."""
-        if not hasattr(self, "engine"):
-            return
-        self.disk.fail_write = self.disk.fail_read = None
-        for ticket in list(self.pending):
-            self.engine.core.release_lease(ticket)
-        for lease, _, _ in self.leases.values():
-            self.engine.release(lease)
-        for _ in range(5):
-            self.engine.clock.advance(60.0)
-            self.engine.run()
-        self.engine.check()
-        stats = self.engine.core.stats()
-        assert stats["leases"] == 0
-        gpu = stats["tiers"]["gpu"]
-        assert gpu["slots_free"] + gpu["blocks_idle"] == GPU * self.groups
-        if self.host is not None:
-            host = stats["tiers"]["host"]
-            assert host["slots_free"] + host["blocks_idle"] == self.host
-        assert len(self.disk.rows) == stats["tiers"]["lmdb"]["blocks"]
-        self.engine.close()
+        if hasattr(self, "world"):
+            self.world.wind_up()
 
 
 class TestEngine(EngineMachine.TestCase):
-    settings = settings(
-        max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    settings = settings(max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.soak
@@ -208,3 +111,102 @@ class TestEngineForLong(EngineMachine.TestCase):
     settings = settings(
         max_examples=2000, stateful_step_count=120, deadline=None, suppress_health_check=list(HealthCheck)
     )
+
+
+# ---------------------------------------------------------------- seeded walks
+
+WEIGHTS = {
+    "request": 14,
+    "serve": 14,
+    "look": 4,
+    "compute": 12,
+    "release": 14,
+    "cancel": 2,
+    "plan": 20,
+    "finish": 30,
+    "run": 4,
+    "wait": 4,
+    "prefetch": 5,
+    "flush": 5,
+    "restart": 3,
+    "reset": 1,
+    "break_writes": 1,
+    "break_reads": 1,
+    "mend": 4,
+    "damage": 1,
+}
+
+
+def walk(seed, steps):
+    """Let chance call the world; returns the counters of all engines it had."""
+    rng = random.Random(seed)
+    world = World(host=seed % 3 > 0, groups=1 + seed % 2)
+    total = Counter()
+    for _ in range(steps):
+        name = rng.choices(list(WEIGHTS), WEIGHTS.values())[0]
+        if name == "restart":
+            total.update(numbers(world.engine.core.stats()))
+        step(world, name, rng)
+        world.check()
+    total.update(numbers(world.wind_up()))
+    return total
+
+
+def step(world, name, rng):
+    keys = world.keys_of(rng.randrange(3), rng.randint(1, 5), rng.randrange(2))
+    if name == "request":
+        world.request(keys, rng.choice([1.0, 9.0]))
+    elif name == "serve":
+        world.serve(keys, rng.random() < 0.2)
+    elif name == "look":
+        world.look(keys, rng.random() < 0.5)
+    elif name in ("compute", "release") and world.leases:
+        getattr(world, name)(rng.choice(sorted(world.leases)))
+    elif name == "cancel" and world.pending:
+        world.cancel(rng.choice(sorted(world.pending)))
+    elif name == "finish" and world.engine.held:
+        world.finish(rng.choice(world.finishable()))
+    elif name in ("plan", "run", "reset", "restart"):
+        getattr(world, name)()
+    elif name == "wait":
+        world.engine.clock.advance(rng.choice([0.3, 2.0, 40.0]))
+    elif name == "prefetch":
+        world.engine.core.prefetch(keys, world.engine.clock.now())
+    elif name == "flush":
+        world.engine.core.submit_flush()
+    elif name == "break_writes":
+        world.disk.fail_write = rng.choice([Status.FAILED, Status.NO_ROOM])
+    elif name == "break_reads":
+        world.disk.fail_read = rng.choice([Status.FAILED, Status.MISSING, Status.CORRUPT])
+    elif name == "mend":
+        world.disk.fail_write = world.disk.fail_read = None
+        world.disk.corrupt.clear()
+    elif name == "damage":
+        world.disk.corrupt.add(rng.randrange(world.disk.blocks_max))
+
+
+def numbers(stats):
+    """Counters as one flat mapping."""
+    flat = {name: value for name, value in stats.items() if isinstance(value, int)}
+    for tier, values in stats["tiers"].items():
+        flat |= {f"{tier}.{name}": value for name, value in values.items()}
+    return flat
+
+
+def test_seeded_walks_find_no_wrong_byte_and_reach_everything():
+    """A rare order of events serves wrong bytes or loses a slot; or the walks no longer get to where it hurts."""
+    total = Counter()
+    for seed in range(60):
+        total.update(walk(seed, 250))
+    reached = ["restored_tokens", "deadline_cuts", "failed_cuts", "duplicate_blocks", "late_results", "no_room"]
+    reached += ["matches_expired", "prefetched_blocks", "gpu.dropped_dirty", "gpu.reclaimed", "host.restored_tokens"]
+    reached += ["lmdb.restored_tokens", "lmdb.evicted", "lmdb.corrupt", "lmdb.missing", "lmdb.read_failed"]
+    reached += ["lmdb.write_failed", "lmdb.no_room", "host.reclaimed"]
+    assert not [name for name in reached if total[name] < 5], total
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1000, 1040))
+def test_long_walks(seed):
+    """As above, for longer."""
+    walk(seed, 20_000)
