@@ -47,9 +47,8 @@ class TieredCache(CacheVerbs):
         `lease.tokens_ready` says where to compute from. NoRoom if others hold the slots: the match stays valid.
         Cancelled: no slot is held, the match stays valid, loads that run end up in the cache.
         """
-        patience_s = self.config.limits.load_deadline_s if load_deadline_s is None else load_deadline_s
         answer = await self._answer(
-            lambda core, now_s: core.submit_reserve(match, blocks_total, now_s + patience_s),
+            self._reserving(match, blocks_total, load_deadline_s),
             lambda core, ticket: core.release_lease(ticket),
         )
         assert isinstance(answer, Lease | NoRoom)
@@ -69,7 +68,7 @@ class TieredCache(CacheVerbs):
 
         Cancelled: it is forgotten here, and the tiers go on erasing it.
         """
-        answer = await self._answer(lambda core, now_s: core.submit_drop(namespace))
+        answer = await self._answer(self._dropping(namespace))
         assert isinstance(answer, Dropped)
         return answer
 

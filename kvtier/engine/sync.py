@@ -35,9 +35,8 @@ class SyncCache(CacheVerbs):
         Blocks for promotions only, at most `load_deadline_s` (default: the configuration's); then the prefix is
         cut: `lease.tokens_ready` says where to compute from. NoRoom if others hold the slots: the match stays valid.
         """
-        patience_s = self.config.limits.load_deadline_s if load_deadline_s is None else load_deadline_s
         answer = self._answer(
-            lambda core, now_s: core.submit_reserve(match, blocks_total, now_s + patience_s),
+            self._reserving(match, blocks_total, load_deadline_s),
             lambda core, ticket: core.release_lease(ticket),
         )
         assert isinstance(answer, Lease | NoRoom)
@@ -54,7 +53,7 @@ class SyncCache(CacheVerbs):
 
     def drop(self, namespace: bytes | None = None) -> Dropped:
         """Forget a namespace, by its 32-byte fingerprint, in all tiers: at once for lookups, durably on return."""
-        answer = self._answer(lambda core, now_s: core.submit_drop(namespace))
+        answer = self._answer(self._dropping(namespace))
         assert isinstance(answer, Dropped)
         return answer
 

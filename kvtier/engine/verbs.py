@@ -4,14 +4,15 @@ Each marshals to the engine's thread and comes back with its answer; none of the
 Units: tokens, seconds, slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvtier.blocks.hashing import Keys
 from kvtier.blocks.spec import DTYPES, BlockSpec, block_specs
 from kvtier.cache.leases import Found, Lease, Match
 from kvtier.config import Config
-from kvtier.engine.core import Answer
+from kvtier.engine import arguments
+from kvtier.engine.core import Answer, Core
 from kvtier.engine.engine import Engine
 from kvtier.engine.polled import Job, Request
 from kvtier.errors import ClosedError, KvtierError, UsageError
@@ -55,13 +56,14 @@ class CacheVerbs:
         ttl_s: the pins end by themselves after this long. session: whose turn this is (kept for the policies).
         Changes nothing but pins and counters; does not wait for I/O.
         """
-        if ttl_s <= 0:
-            raise UsageError(f"ttl_s={ttl_s} must be more than 0")
-        return self._engine.call(lambda core, now_s: core.match(keys, owner, tokens_max, now_s + ttl_s))
+        limit = None if tokens_max is None else arguments.integer("tokens_max", tokens_max)
+        lives_s = arguments.seconds("ttl_s", ttl_s)
+        return self._engine.call(lambda core, now_s: core.match(keys, owner, limit, now_s + lives_s))
 
     def peek(self, keys: Keys, *, tokens_max: int | None = None) -> Found:
         """Ask what `match` would find, and pin nothing."""
-        return self._engine.call(lambda core, now_s: core.peek(keys, tokens_max))
+        limit = None if tokens_max is None else arguments.integer("tokens_max", tokens_max)
+        return self._engine.call(lambda core, now_s: core.peek(keys, limit))
 
     def kv(self, group: int = 0, layer: int = 0) -> "dict[str, np.ndarray[Any, Any]]":
         """Zero-copy views over all slots of the top tier, by segment name ("k", "v", or "latent" for MLA).
@@ -99,15 +101,17 @@ class CacheVerbs:
         does). after: a recorded device event; ignored on host memory, where the bytes are there already.
         Raises UsageError, and publishes nothing, if a pair does not belong to the lease or the model.
         """
-        pairs = [(int(slot), key) for slot, key in pairs]
-        self._engine.call(lambda core, now_s: core.commit(lease, pairs))
+        arguments.instance("lease", lease, Lease)
+        checked = arguments.slot_pairs(pairs)
+        self._engine.call(lambda core, now_s: core.commit(lease, checked))
 
     def release(self, held: Lease | Match, *, after: Any = None) -> None:
         """Give a lease or a match back. Idempotent. `after` as in `commit`."""
         if isinstance(held, Match):
             self._engine.call(lambda core, now_s: core.release_match(held))
         else:
-            self._engine.call(lambda core, now_s: core.release_lease(held.lease_id))
+            lease_id = arguments.instance("held", held, Lease).lease_id
+            self._engine.call(lambda core, now_s: core.release_lease(lease_id))
 
     def prefetch(self, keys: Keys) -> None:
         """A hint: these blocks will be asked for soon. Brings them from disk to host memory, within the budget."""
@@ -115,6 +119,7 @@ class CacheVerbs:
 
     def set_weights_epoch(self, epoch: str) -> None:
         """The weights have changed: look up and commit under a new identity; older blocks age out."""
+        arguments.instance("epoch", epoch, str)
         self._engine.call(lambda core, now_s: core.set_weights_epoch(epoch))
 
     def stats(self) -> dict[str, Any]:
@@ -129,6 +134,8 @@ class CacheVerbs:
 
     def submit(self, request: Request) -> int:
         """Ask without waiting (`kvtier.engine.polled`: Reserve, Store, Load); the answer comes from `poll`."""
+        if not isinstance(request, Request):
+            raise UsageError(f"request is {request!r}; pass a Reserve, Store or Load")
         return self._engine.submit(request)
 
     def poll(self) -> list[tuple[int, Answer | Job]]:
@@ -137,7 +144,24 @@ class CacheVerbs:
 
     def apply(self, done: BatchDone) -> None:
         """A foreign top tier reports how a `Job` ended: one outcome per key."""
+        arguments.instance("done", done, BatchDone)
         self._engine.apply(done)
+
+    # ------------------------------------------------------------ questions whose answers take I/O
+
+    def _reserving(
+        self, match: Match, blocks_total: int, load_deadline_s: float | None
+    ) -> Callable[[Core, float], int]:
+        arguments.instance("match", match, Match)
+        blocks = arguments.integer("blocks_total", blocks_total, at_least=1)
+        default_s = self.config.limits.load_deadline_s
+        patience_s = default_s if load_deadline_s is None else arguments.seconds("load_deadline_s", load_deadline_s)
+        return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s)
+
+    def _dropping(self, namespace: bytes | None) -> Callable[[Core, float], int]:
+        if namespace is not None:
+            arguments.instance("namespace", namespace, bytes)
+        return lambda core, now_s: core.submit_drop(namespace)
 
     # ------------------------------------------------------------ start and end
 

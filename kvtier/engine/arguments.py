@@ -1,0 +1,57 @@
+"""What callers pass, checked before it reaches the engine's thread: a mistake must not look like a bug of ours.
+
+Pure functions; each returns the value in its plain type or raises UsageError naming the argument.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from kvtier.errors import UsageError
+from kvtier.types import BlockKey
+
+T = TypeVar("T")
+
+
+def instance(name: str, value: Any, kind: type[T]) -> T:
+    """A value of this type."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is {value!r}; pass a {kind.__name__}")
+    return value
+
+
+def integer(name: str, value: Any, at_least: int = 0) -> int:
+    """An integer of any kind, numpy's included."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}; pass an integer") from None
+    if number < at_least:
+        raise UsageError(f"{name}={number}: use {at_least} or more")
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """A finite number of seconds, not negative."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {value!r}; pass seconds") from None
+    if not 0 <= number < math.inf:
+        raise UsageError(f"{name}={value!r}: use 0 or more seconds")
+    return number
+
+
+def slot_pairs(pairs: Any) -> list[tuple[int, BlockKey]]:
+    """(slot, key) pairs."""
+    checked: list[tuple[int, BlockKey]] = []
+    if not isinstance(pairs, Iterable):
+        raise UsageError(f"pairs is {pairs!r}; pass (slot, key) pairs")
+    for pair in pairs:
+        try:
+            slot, key = pair
+        except (TypeError, ValueError):
+            raise UsageError(f"pairs holds {pair!r}; pass (slot, key) pairs") from None
+        checked.append((integer("slot", slot), BlockKey(instance("key", key, bytes))))
+    return checked
