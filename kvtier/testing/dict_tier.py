@@ -80,6 +80,8 @@ class DictTier:
         return DONE
 
     def scan(self) -> Iterator[StoredBlock]:
+        newest = {key: place for place, (key, _, _) in sorted(self.rows.items(), key=lambda item: item[1][1])}
+        self.rows = {place: row for place, row in self.rows.items() if newest[row[0]] == place}
         for place, (key, generation, payload) in sorted(self.rows.items(), key=lambda item: item[1][1]):
             yield StoredBlock(key, place, generation, len(payload))
 
