@@ -83,7 +83,7 @@ class SupportsScan(Protocol):
     """A persistent tier: knows what it kept, and how much more of a size it would take."""
 
     def scan(self) -> Iterator[StoredBlock]:
-        """Everything kept, oldest write first, each key once (the newest wins). Called before the first read or write."""
+        """Everything kept, oldest write first, each key once (the newest). Called before the first read or write."""
         ...
 
     def room(self, length_bytes: int) -> int:
