@@ -36,6 +36,7 @@ class Level:
     demoting: bool = False  # between low and high watermark: hysteresis
     blocked_until_s: float = 0.0  # no writes before, after a failure
     failures: int = 0  # in a row
+    refused: bool = False  # nothing fits and nothing may leave; until a store succeeds again
     starved: bool = False  # the last write was refused for room: evict before the next
 
     @property

@@ -266,8 +266,8 @@ class NotDemotable(NotDirty):
         return below is not State.GONE or super().__contains__(handle)
 
 
-class Held(Container[int]):
-    """Handles whose copy in a tier is held."""
+class NotEvictable(Container[int]):
+    """Handles of a persistent tier that are held, or live above as well: those would be written down again."""
 
     def __init__(self, directory: Directory, tier: int) -> None:
         self._directory = directory
@@ -275,4 +275,4 @@ class Held(Container[int]):
 
     def __contains__(self, handle: object) -> bool:
         assert isinstance(handle, int)
-        return self._directory.is_held(handle, self._tier)
+        return self._directory.is_held(handle, self._tier) or self._directory.top(handle) != self._tier

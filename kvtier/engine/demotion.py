@@ -3,7 +3,8 @@
 When the slots of a tier that can be had without I/O (free, or idle and clean) fall under the low watermark, idle
 dirty blocks are copied to the tier below, in policy order, until the high watermark is reached. A flush copies
 all that is not yet in the lowest persistent tier. Evictions from a persistent tier travel in the transaction of
-the batch that needs their room.
+the batch that needs their room; a block that also lies above never makes room for another, for it would only have to be
+written again.
 
 Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under way; a failing tier is left alone
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from kvtier.cache.level import Level
-from kvtier.cache.residency import Held, NotDemotable, Residency
+from kvtier.cache.residency import NotDemotable, NotEvictable, Residency
 from kvtier.cache.transitions import State
 from kvtier.engine.flight import Flight
 from kvtier.policies.base import up_to
@@ -23,7 +24,7 @@ STORES_MAX = 2
 BACKOFF_FIRST_S = 0.1
 BACKOFF_LAST_S = 10.0
 FLUSH_ATTEMPTS_MAX = 3
-COLDEST_TRIED_MAX = 64  # blocks among whose extents one without readers is sought
+COLDEST_TRIED_MAX = 64  # blocks among whose extents one that can be emptied is sought
 SLACK_DIVISOR = 8  # places kept free for the next batch: at most this part of the tier
 
 
@@ -72,9 +73,11 @@ class Demotions:
         below = range(tier + 1, len(self._residency.levels))
         if any(self._flight.batches[t - 1, t] or self._flight.evictions[t] for t in below):
             return
-        if self._residency.levels[tier + 1].persistent:
-            self.blocked(tier + 1, now_s)
-        elif not any(self._residency.levels[t].failures for t in below):
+        levels = self._residency.levels
+        if levels[tier + 1].persistent:
+            levels[tier + 1].refused = True
+            levels[tier + 1].blocked_until_s = now_s + BACKOFF_FIRST_S
+        elif not any(levels[t].failures or levels[t].refused for t in below):
             return
         for handle in handles:
             self.stored(handle, self._directory.key(handle), tier + 1, done=False)
@@ -146,20 +149,20 @@ class Demotions:
     def _victims(self, tier: int, count: int, size: int) -> list[int]:
         """Up to `count` blocks of this size in policy order; if the coldest has another size, its whole extent."""
         policy = self._residency.levels[tier].policy
-        held = Held(self._directory, tier)
-        coldest = policy.candidates(1, held) if count > 0 else []
+        staying = NotEvictable(self._directory, tier)
+        coldest = policy.candidates(1, staying) if count > 0 else []
         if not coldest:
             return []
         if page_aligned(self._directory.length_bytes(coldest[0])) != size:
-            return self._whole_extent(tier, held) or policy.candidates(1, held, size)
-        return up_to(policy, count, held, size)
+            return self._whole_extent(tier, staying) or policy.candidates(1, staying, size)
+        return up_to(policy, count, staying, size)
 
-    def _whole_extent(self, tier: int, held: Held) -> list[int]:
-        """The blocks of the coldest extent that nobody reads: emptied, it can be lent to any size."""
+    def _whole_extent(self, tier: int, staying: NotEvictable) -> list[int]:
+        """The blocks of the coldest extent that may all leave: emptied, it can be lent to any size."""
         level = self._residency.levels[tier]
         assert level.room is not None
         extent_of, place = level.room.extent, self._directory.place
-        coldest = level.policy.candidates(min(self._directory.idle[tier], COLDEST_TRIED_MAX), held)
+        coldest = up_to(level.policy, COLDEST_TRIED_MAX, staying)
         extents = dict.fromkeys(extent_of(place(h, tier)) for h in coldest)  # in order, each once
         members: dict[int, list[int]] = {extent: [] for extent in extents}
         for handle in self._with_copy(tier):
@@ -167,7 +170,7 @@ class Demotions:
             if extent in members:
                 members[extent].append(handle)
         for extent in extents:
-            if all(self._directory.is_ready(h, tier) and h not in held for h in members[extent]):
+            if all(self._directory.is_ready(h, tier) and h not in staying for h in members[extent]):
                 return members[extent]
         return []
 
@@ -203,6 +206,7 @@ class Demotions:
     def recovered(self, tier: int) -> None:
         level = self._residency.levels[tier]
         level.failures = 0
+        level.refused = False
         level.blocked_until_s = 0.0
 
     # ------------------------------------------------------------ flush

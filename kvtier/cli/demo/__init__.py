@@ -1,0 +1,1 @@
+"""`kvtier demo`: a real model answers questions, and a new process answers them again from kept KV."""

@@ -1,0 +1,67 @@
+"""The demo's result for people: the answers, a table of the requests, and what the figures mean.
+
+Owns no state. Units: tokens, CPU seconds.
+"""
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvtier.cli.demo.summary import Row, Summary, machine
+
+
+def show(console: Console, summary: Summary) -> None:
+    """Print everything to the console."""
+    for row in summary.rows:
+        console.print(Text.assemble((row.question, "bold"), "  ", row.said), soft_wrap=True)
+    console.print(table_of(summary.rows))
+    for line in explanation(summary):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def table_of(rows: tuple[Row, ...]) -> Table:
+    """One line per request; the tokens of its prompt by the tier they came from, new ones computed."""
+    tiers = list(rows[0].answer.tokens_by_tier)
+    title = "Second process: prompt tokens by origin, CPU seconds to the first token"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("#", "prompt", *tiers, "new", "cold", "restored", "floor", "speed-up", "tokens\nidentical"):
+        table.add_column(name, justify="right")
+    for number, row in enumerate(rows, 1):
+        table.add_row(
+            str(number),
+            str(row.prompt_tokens),
+            *(str(row.answer.tokens_by_tier.get(tier, 0)) for tier in tiers),
+            str(row.prompt_tokens - row.answer.tokens_restored),
+            f"{row.cold.cpu_s:.2f}",
+            f"{row.answer.restored.cpu_s:.2f}",
+            f"{row.answer.floor.cpu_s:.2f}",
+            f"{row.speedup:.1f}x",
+            "yes" if row.tokens_identical else "NO",
+        )
+    return table
+
+
+def explanation(summary: Summary) -> list[str]:
+    """The medians in words, where the bytes came from, and what the figures were measured on."""
+    cold, restored, floor = summary.medians()
+    facts = machine()
+    moved = ", ".join(f"{count} to {tier}" for tier, count in summary.written_blocks.items() if count)
+    return [
+        f"Time to first token, median CPU seconds (wall): cold {cold.cpu_s:.2f} ({cold.wall_s:.2f}), "
+        f"restored {restored.cpu_s:.2f} ({restored.wall_s:.2f}): a speed-up of {cold.cpu_s / restored.cpu_s:.1f}.",
+        f"The floor, the same forward on KV that was in RAM all the time, takes {floor.cpu_s:.2f} "
+        f"({floor.wall_s:.2f}); with restoring it takes {restored.cpu_s / floor.cpu_s:.2f} times that.",
+        f"Blocks that moved down while the first process answered: {moved or 'none'}. {_source(summary)}",
+        f"Measured on {facts['cpu']}, {summary.threads} of {facts['cores']} cores, torch {facts['torch']}, "
+        f"transformers {facts['transformers']}.",
+    ]
+
+
+def _source(summary: Summary) -> str:
+    stored_tokens = summary.hit_tokens_by_tier.get(summary.store_tier, 0)
+    device_bytes = sum(row.answer.device_bytes for row in summary.rows)
+    said = f"The second process restored {stored_tokens} tokens from {summary.store_tier}"
+    if device_bytes:
+        return f"{said}; {device_bytes / 1e6:.0f} MB were read from the device."
+    return f"{said}, all through the page cache: this file system does not bypass it (O_DIRECT)."
