@@ -11,16 +11,14 @@ if TYPE_CHECKING:
     from kvtier.blocks.hashing import Keys, hash_blocks
     from kvtier.cache.leases import Lease, Match, NoRoom
     from kvtier.config import load_config
-    from kvtier.engine.build import open, open_sync
-    from kvtier.engine.cache import TieredCache
-    from kvtier.engine.sync import SyncCache
+    from kvtier.engine.cache import TieredCache, open
+    from kvtier.engine.sync import SyncCache, open_sync
     from kvtier.errors import (
         ClosedError,
         ConfigError,
         InvariantError,
         KvtierError,
         StoreError,
-        TierUnavailable,
         UsageError,
     )
 
@@ -28,8 +26,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "load_config": "kvtier.config",
-    "open": "kvtier.engine.build",
-    "open_sync": "kvtier.engine.build",
+    "open": "kvtier.engine.cache",
+    "open_sync": "kvtier.engine.sync",
     "TieredCache": "kvtier.engine.cache",
     "SyncCache": "kvtier.engine.sync",
     "hash_blocks": "kvtier.blocks.hashing",
@@ -43,7 +41,6 @@ _HOMES = {
     "UsageError": "kvtier.errors",
     "ClosedError": "kvtier.errors",
     "StoreError": "kvtier.errors",
-    "TierUnavailable": "kvtier.errors",
     "InvariantError": "kvtier.errors",
 }
 
@@ -59,7 +56,6 @@ __all__ = [
     "NoRoom",
     "StoreError",
     "SyncCache",
-    "TierUnavailable",
     "TieredCache",
     "UsageError",
     "__version__",

@@ -46,15 +46,6 @@ class StoreFormatError(StoreError):
     """The folder holds something that is not a store of a format this version reads."""
 
 
-class TierUnavailable(KvtierError):
-    """A tier's device or network failed. `retryable` says whether a later call may succeed."""
-
-    def __init__(self, tier: str, problem: str, *, retryable: bool) -> None:
-        super().__init__(f"tier {tier}: {problem}")
-        self.tier = tier
-        self.retryable = retryable
-
-
 class CorruptBlock(KvtierError):
     """Stored bytes do not match their checksum or their envelope. The engine turns it into a miss."""
 

@@ -55,9 +55,7 @@ class Keys:
     @property
     def tokens(self) -> int:
         """Tokens that all groups' blocks cover."""
-        return min(
-            (len(keys) * size for keys, size in zip(self.groups, self.block_tokens, strict=True)), default=0
-        )
+        return min((len(keys) * size for keys, size in zip(self.groups, self.block_tokens, strict=True)), default=0)
 
     def prefix(self, tokens: int) -> "Keys":
         """The keys of whole blocks within the first `tokens` tokens, the same number of tokens in each group."""

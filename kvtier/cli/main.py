@@ -110,7 +110,7 @@ def demo(
     ] = None,
     prefix_tokens: Annotated[
         int, typer.Option("--prefix-tokens", min=1, metavar="N", help="Length of the shared prefix.")
-    ] = 2048,
+    ] = 1024,
     threads: Annotated[int, typer.Option("--threads", min=1, metavar="N", help="Threads of the model.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write the results.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the store for another run.")] = False,

@@ -15,10 +15,8 @@ from kvtier.blocks.spec import block_specs
 from kvtier.cache.level import Level, Room
 from kvtier.clock import MonotonicClock
 from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig, TierConfig, load_config
-from kvtier.engine.cache import TieredCache
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
-from kvtier.engine.sync import SyncCache
 from kvtier.errors import ConfigError
 from kvtier.policies import POLICIES
 from kvtier.tiers.base import SupportsArray, SupportsScan, SupportsSlots, Tier
@@ -26,19 +24,8 @@ from kvtier.tiers.base import SupportsArray, SupportsScan, SupportsSlots, Tier
 Configuration = Config | Path | str | Mapping[str, Any]
 
 
-def open(config: Configuration) -> TieredCache:
-    """A cache for asyncio: `async with kvtier.open(config) as cache`. Takes a Config, a YAML file or a mapping."""
-    return TieredCache(_loaded(config))
-
-
-def open_sync(config: Configuration) -> SyncCache:
-    """An open cache with blocking verbs: close it, or use it in a `with`. Takes a Config, a YAML file or a mapping."""
-    cache = SyncCache(_loaded(config))
-    cache._start()
-    return cache
-
-
-def _loaded(config: Configuration) -> Config:
+def loaded(config: Configuration) -> Config:
+    """The configuration itself, or that of a YAML file or mapping."""
     return config if isinstance(config, Config) else load_config(config)
 
 

@@ -12,6 +12,7 @@ from typing import Self
 
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.config import Config
+from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Answer, Core, Dropped, Flushed
 from kvtier.engine.engine import Reply
 from kvtier.engine.verbs import CacheVerbs
@@ -119,3 +120,8 @@ class TieredCache(CacheVerbs):
             raise reply
         assert isinstance(reply, Lease | NoRoom | Flushed | Dropped)
         return reply
+
+
+def open(config: Configuration) -> TieredCache:
+    """A cache for asyncio: `async with kvtier.open(config) as cache`. Takes a Config, a YAML file or a mapping."""
+    return TieredCache(loaded(config))

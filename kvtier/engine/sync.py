@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Answer, Core, Dropped, Flushed
 from kvtier.engine.engine import Reply
 from kvtier.engine.verbs import CacheVerbs
@@ -97,3 +98,10 @@ class SyncCache(CacheVerbs):
             raise reply
         assert isinstance(reply, Lease | NoRoom | Flushed | Dropped)
         return reply
+
+
+def open_sync(config: Configuration) -> SyncCache:
+    """An open cache with blocking verbs: close it, or use it in a `with`. Takes a Config, a YAML file or a mapping."""
+    cache = SyncCache(loaded(config))
+    cache._start()
+    return cache

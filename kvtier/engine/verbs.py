@@ -12,6 +12,7 @@ from kvtier.blocks.spec import DTYPES, BlockSpec, block_specs
 from kvtier.cache.leases import Found, Lease, Match
 from kvtier.config import Config
 from kvtier.engine import arguments
+from kvtier.engine.build import start
 from kvtier.engine.core import Answer, Core
 from kvtier.engine.engine import Engine
 from kvtier.engine.polled import Job, Request
@@ -166,8 +167,6 @@ class CacheVerbs:
     # ------------------------------------------------------------ start and end
 
     def _start(self) -> None:
-        from kvtier.engine.build import start
-
         if self._running is not None:
             raise UsageError("the cache is open already")
         self._running, self._top = start(self.config)
