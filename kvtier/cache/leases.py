@@ -28,7 +28,7 @@ class Match:
     match looks again.
     """
 
-    __slots__ = ("_pins", "_prefix", "expires_at_s", "keys", "match_id", "owner", "tiers", "tokens", "tokens_max")
+    __slots__ = ("expires_at_s", "keys", "match_id", "owner", "pins", "prefix", "tiers", "tokens", "tokens_max")
 
     def __init__(
         self, match_id: int, owner: str, keys: Keys, tokens_max: int | None, prefix: Prefix, tiers: dict[str, int]
@@ -40,8 +40,8 @@ class Match:
         self.tokens = prefix.tokens
         self.tiers = tiers
         self.expires_at_s = 0.0
-        self._prefix = prefix
-        self._pins: list[tuple[int, int]] = []  # (handle, tier), empty once given back
+        self.prefix = prefix  # for the engine only
+        self.pins: list[tuple[int, int]] = []  # (handle, tier), empty once given back; for the engine only
 
     def __repr__(self) -> str:
         return f"Match({self.match_id}, owner={self.owner!r}, tokens={self.tokens}, tiers={self.tiers})"
@@ -70,10 +70,10 @@ class Lease:
     from `tokens_ready // block_tokens` on may be written. `tiers` says which tiers the restored tokens came from.
     """
 
-    __slots__ = ("_record", "lease_id", "owner", "tiers", "tokens_ready")
+    __slots__ = ("lease_id", "owner", "record", "tiers", "tokens_ready")
 
     def __init__(self, record: "LeaseRecord", tokens_ready: int, tiers: dict[str, int]) -> None:
-        self._record = record
+        self.record = record  # for the engine only
         self.lease_id = record.lease_id
         self.owner = record.owner
         self.tokens_ready = tokens_ready
@@ -81,13 +81,13 @@ class Lease:
 
     def slots(self, group: int = 0) -> tuple[int, ...]:
         """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...)."""
-        return tuple(self._record.slots[group])
+        return tuple(self.record.slots[group])
 
     def wait(self, stream: Any = None) -> None:
         """Make a device stream wait for the promotion. On host memory the bytes are there already: no-op."""
 
     def __repr__(self) -> str:
-        blocks = [len(slots) for slots in self._record.slots]
+        blocks = [len(slots) for slots in self.record.slots]
         return f"Lease({self.lease_id}, owner={self.owner!r}, tokens_ready={self.tokens_ready}, blocks={blocks})"
 
 

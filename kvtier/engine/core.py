@@ -124,11 +124,11 @@ class Core:
         if blocks_total < 1:
             raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
         self.counters.add("reserves")
-        if not match._pins:  # expired, consumed or released: its handles may be somebody else's by now
+        if not match.pins:  # expired, consumed or released: its handles may be somebody else's by now
             self._look_again(match)
         ticket = self._id()
         self._leases.begin(ticket, match, blocks_total, deadline_s)
-        self._prefetch.used([h for handles in match._prefix.handles for h in handles])
+        self._prefetch.used([h for handles in match.prefix.handles for h in handles])
         return ticket
 
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
@@ -185,7 +185,7 @@ class Core:
         for ticket, answer in self._leases.ended:
             self._answers.append((ticket, answer))
             if isinstance(answer, Lease):  # its match is consumed
-                self._matches.pop(answer._record.match.match_id, None)
+                self._matches.pop(answer.record.match.match_id, None)
         self._leases.ended.clear()
         self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
         if self._flushes and not self.planner.demotions.flush_left:
@@ -255,12 +255,12 @@ class Core:
         self._leases.expire(now_s)
         self._prefetch.expire(now_s)
         for match in [m for m in self._matches.values() if m.expires_at_s <= now_s]:
-            self.counters.add("matches_expired", int(bool(match._pins)))
+            self.counters.add("matches_expired", int(bool(match.pins)))
             self.release_match(match)
 
     def _look_again(self, match: Match) -> None:
         prefix = longest_prefix(self._directory, self._namespace, match.keys, match.tokens_max)
-        match._prefix = prefix
+        match.prefix = prefix
         match.tokens = prefix.tokens
         match.tiers = self._tiers(prefix)
         self._leases.pin(match)

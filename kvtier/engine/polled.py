@@ -110,7 +110,7 @@ class PolledSurface:
             job = self._job(answer, "load", [(key, i) for row in ready for i, key in enumerate(row)])
         else:
             assert keys is not None
-            counts = [0] * len(answer._record.slots)
+            counts = [0] * len(self._core.model.groups)
             placed = []
             for key in keys:
                 placed.append((key, counts[group_of(key)]))

@@ -74,7 +74,7 @@ class Reservations:
         """The match's blocks, up to the first that is lost or was condemned since."""
         hits: list[list[int]] = []
         sources: list[Sequence[int]] = []
-        for handles in match._prefix.handles:
+        for handles in match.prefix.handles:
             tops = [self._directory.top(h) for h in handles]
             known = tops.index(None) if None in tops else len(tops)
             hits.append(list(handles[:known]))
@@ -269,16 +269,16 @@ class Reservations:
 
     def pin(self, match: Match) -> None:
         """Hold the fastest copy of every block of a match."""
-        for handles, tiers in zip(match._prefix.handles, match._prefix.tiers, strict=True):
+        for handles, tiers in zip(match.prefix.handles, match.prefix.tiers, strict=True):
             for handle, tier in zip(handles, tiers, strict=True):
                 self._directory.hold(handle, tier)
-                match._pins.append((handle, tier))
+                match.pins.append((handle, tier))
 
     def unpin(self, match: Match) -> None:
         """Let go of them. Idempotent."""
-        for handle, tier in match._pins:
+        for handle, tier in match.pins:
             self._residency.unhold(handle, tier)
-        match._pins.clear()
+        match.pins.clear()
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> list[int]:
