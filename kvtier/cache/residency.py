@@ -11,6 +11,7 @@ Units: tier indexes, handles, slots.
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from kvtier.cache.directory import Directory
 from kvtier.cache.level import Level
@@ -21,15 +22,23 @@ from kvtier.policies.base import Access
 from kvtier.types import StoredBlock, page_aligned
 
 
+class Leaving(NamedTuple):
+    """A copy on its way out of a persistent tier, and why."""
+
+    handle: int
+    reason: Reason
+
+
 class Residency:
-    """What is where. `evictions[t]` holds copies of persistent tier t that are ready to be erased there."""
+    """What is where. `leaving[t]` holds copies of persistent tier t, LEAVING, that are to be erased there."""
 
     def __init__(self, levels: Sequence[Level], counters: Counters) -> None:
         self.levels = levels
         self.directory = Directory(len(levels), [tier for tier, level in enumerate(levels) if level.persistent])
         self.counters = counters
         self.journal = Journal()
-        self.evictions: list[deque[int]] = [deque() for _ in levels]
+        self.leaving: list[deque[Leaving]] = [deque() for _ in levels]
+        self._reasons: dict[tuple[int, int], Reason] = {}  # (handle, tier) of RECLAIMED copies that are held still
 
     # ------------------------------------------------------------ coming
 
@@ -127,24 +136,26 @@ class Residency:
         self.directory.move(handle, tier, Move.RECLAIM)
         self._finish(handle, tier, reason, quarantined=False)
 
-    def evict(self, handle: int, tier: int) -> None:
-        """Ask a persistent tier to erase an idle READY copy: nobody finds it there from now on."""
+    def evict(self, handle: int, tier: int) -> Leaving:
+        """Choose an idle READY copy of a persistent tier to be erased: nobody finds it there from now on."""
         self.levels[tier].policy.evict([handle])
         self.directory.move(handle, tier, Move.EVICT)
+        return Leaving(handle, Reason.EVICTED)
 
-    def kept(self, handle: int, tier: int) -> None:
-        """The tier could not erase it."""
-        if not self.directory.is_named(handle):
-            self.evictions[tier].append(handle)  # dropped meanwhile: it must go all the same
+    def kept(self, copy: Leaving, tier: int) -> None:
+        """The tier could not erase it: a good copy is as good as before, any other must go all the same."""
+        if copy.reason is not Reason.EVICTED or not self.directory.is_named(copy.handle):
+            self.leaving[tier].append(copy)
             return
-        self.directory.move(handle, tier, Move.KEPT)
-        self._enter(handle, tier)
+        self.directory.move(copy.handle, tier, Move.KEPT)
+        self._enter(copy.handle, tier)
 
-    def erased(self, handle: int, tier: int, reason: Reason) -> None:
+    def erased(self, copy: Leaving, tier: int) -> None:
         """The tier forgot it."""
-        self.counters.add_tier(tier, "evicted")
-        self.directory.move(handle, tier, Move.ACKNOWLEDGED)
-        self._retire(handle, tier, reason)
+        if copy.reason is Reason.EVICTED:
+            self.counters.add_tier(tier, "evicted")
+        self.directory.move(copy.handle, tier, Move.ACKNOWLEDGED)
+        self._retire(copy.handle, tier, copy.reason)
 
     def lose(self, handle: int, tier: int, move: Move, reason: Reason) -> None:
         """A copy that is of no use any more (failed, condemned, dropped) goes when nobody holds it."""
@@ -155,8 +166,14 @@ class Residency:
             return  # LEAVING or RECLAIMED: it is on its way out already
         if not self.directory.is_held(handle, tier):
             self._finish(handle, tier, reason, quarantined=False)
-        elif (pool := self.levels[tier].pool) is not None:  # a transfer or a lease may still use the slot
+            return
+        self._reasons[handle, tier] = reason
+        if (pool := self.levels[tier].pool) is not None:  # a transfer or a lease may still use the slot
             pool.quarantine(self.directory.place(handle, tier))
+
+    def never_written(self, handle: int, tier: int) -> None:
+        """The write of a copy that was dropped meanwhile failed: there is nothing to erase."""
+        self._reasons[handle, tier] = Reason.FAILED
 
     def overtake(self, handle: int) -> None:
         """Drop a block everywhere: no lookup finds it from now on, late results are discarded."""
@@ -168,16 +185,16 @@ class Residency:
             if self.directory.state(handle, tier) is not State.GONE:
                 self.lose(handle, tier, Move.RECLAIM, Reason.DROPPED)
 
-    def unhold(self, handle: int, tier: int, reason: Reason = Reason.DROPPED) -> None:
+    def unhold(self, handle: int, tier: int) -> None:
         """Let go of a copy; the last one to let go of a RECLAIMED copy ends it."""
         if self.directory.unhold(handle, tier) == 0 and self.directory.state(handle, tier) is State.RECLAIMED:
-            self._finish(handle, tier, reason, quarantined=True)
+            self._finish(handle, tier, self._reasons.pop((handle, tier)), quarantined=True)
 
     def _finish(self, handle: int, tier: int, reason: Reason, *, quarantined: bool) -> None:
         pool = self.levels[tier].pool
         if pool is None and reason is not Reason.FAILED:
             self.directory.move(handle, tier, Move.EVICT)
-            self.evictions[tier].append(handle)
+            self.leaving[tier].append(Leaving(handle, reason))
             return
         self.directory.move(handle, tier, Move.ACKNOWLEDGED)
         if pool is not None:

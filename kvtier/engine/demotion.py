@@ -10,11 +10,11 @@ Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 from kvtier.cache.level import Level
-from kvtier.cache.residency import NotDemotable, NotEvictable, Residency
+from kvtier.cache.residency import Leaving, NotDemotable, NotEvictable, Residency
 from kvtier.cache.transitions import State
 from kvtier.engine.flight import Flight
 from kvtier.policies.base import up_to
@@ -51,7 +51,7 @@ class Demotions:
                 continue
             if tier > 0:
                 made += self._stores(tier - 1, now_s)
-            if self._residency.evictions[tier]:
+            if self._residency.leaving[tier]:
                 made.append(self._flight.depart((tier, tier), (), self._erasures(tier)))
         return made
 
@@ -132,17 +132,16 @@ class Demotions:
         victims = self._victims(tier, len(handles) + slack - room - self._flight.evictions[tier], size)
         if not count and not victims:
             return None
-        for handle in victims:
-            self._residency.evict(handle, tier)
+        leaving = [self._residency.evict(handle, tier) for handle in victims]
         for handle in handles[:count]:
             self._residency.place(handle, tier)
-        return self._depart(lane, handles[:count], victims)
+        return self._depart(lane, handles[:count], leaving)
 
-    def _depart(self, lane: tuple[int, int], handles: list[int], victims: list[int] | None = None) -> TransferBatch:
+    def _depart(self, lane: tuple[int, int], handles: list[int], leaving: Sequence[Leaving] = ()) -> TransferBatch:
         for handle in handles:
             self._directory.hold(handle, lane[0])
             self._directory.hold(handle, lane[1])
-        return self._flight.depart(lane, handles, victims or ())
+        return self._flight.depart(lane, handles, leaving)
 
     # ------------------------------------------------------------ leaving a persistent tier
 
@@ -177,11 +176,11 @@ class Demotions:
     def _with_copy(self, tier: int) -> Iterator[int]:
         return (h for h in self._directory.handles() if self._directory.state(h, tier) is not State.GONE)
 
-    def _erasures(self, tier: int) -> list[int]:
-        queue = self._residency.evictions[tier]
-        handles = list(queue)
+    def _erasures(self, tier: int) -> list[Leaving]:
+        queue = self._residency.leaving[tier]
+        copies = list(queue)
         queue.clear()
-        return handles
+        return copies
 
     # ------------------------------------------------------------ results
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtier.cache.residency import Residency
+from kvtier.cache.residency import Leaving, Residency
 from kvtier.types import EvictItem, Transfer, TransferBatch
 
 Lane = tuple[int, int]
@@ -16,10 +16,10 @@ Lane = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """A batch and the handles of the copies that leave with it (one by one, or with their namespace)."""
+    """A batch and the copies that leave with it (one by one, or with their namespace)."""
 
     batch: TransferBatch
-    evicted: tuple[int, ...]
+    leaving: tuple[Leaving, ...]
 
     @property
     def bytes(self) -> int:
@@ -41,7 +41,7 @@ class Flight:
     def __len__(self) -> int:
         return len(self._underway)
 
-    def depart(self, lane: Lane, handles: Sequence[int], evicted: Sequence[int] = ()) -> TransferBatch:
+    def depart(self, lane: Lane, handles: Sequence[int], leaving: Sequence[Leaving] = ()) -> TransferBatch:
         """Make a batch of copies that are placed and held already."""
         source, target = lane
         batch = TransferBatch(
@@ -49,11 +49,11 @@ class Flight:
             source,
             target,
             tuple(self._transfer(handle, source, target) for handle in handles),
-            tuple(self._eviction(handle, target) for handle in evicted),
+            tuple(self._eviction(copy.handle, target) for copy in leaving),
         )
-        return self._enter(Underway(batch, tuple(evicted)))
+        return self._enter(Underway(batch, tuple(leaving)))
 
-    def depart_drop(self, tier: int, namespace: int, leaving: Sequence[int]) -> TransferBatch:
+    def depart_drop(self, tier: int, namespace: int, leaving: Sequence[Leaving]) -> TransferBatch:
         """Make the batch that erases a namespace, and with it the copies `leaving`, from a persistent tier."""
         batch = TransferBatch(self._number(), tier, tier, (), (), namespace)
         return self._enter(Underway(batch, tuple(leaving)))
@@ -66,7 +66,7 @@ class Flight:
             self.batches[lane] -= 1
             self.blocks[lane] -= len(underway.batch.transfers)
             self.bytes[lane] -= underway.bytes
-            self.evictions[underway.batch.target] -= len(underway.evicted)
+            self.evictions[underway.batch.target] -= len(underway.leaving)
         return underway
 
     def _enter(self, underway: Underway) -> TransferBatch:
@@ -76,7 +76,7 @@ class Flight:
         self.batches[lane] += 1
         self.blocks[lane] += len(batch.transfers)
         self.bytes[lane] += underway.bytes
-        self.evictions[batch.target] += len(underway.evicted)
+        self.evictions[batch.target] += len(underway.leaving)
         return batch
 
     def _number(self) -> int:

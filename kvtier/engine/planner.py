@@ -56,9 +56,9 @@ class Planner:
         batches = []
         for tier, level in enumerate(self._residency.levels):
             if level.persistent:
-                queue = self._residency.evictions[tier]
-                leaving = [h for h in queue if self._directory.key(h).startswith(prefix)]
-                kept = [h for h in queue if not self._directory.key(h).startswith(prefix)]
+                queue = self._residency.leaving[tier]
+                leaving = [copy for copy in queue if self._directory.key(copy.handle).startswith(prefix)]
+                kept = [copy for copy in queue if not self._directory.key(copy.handle).startswith(prefix)]
                 queue.clear()
                 queue.extend(kept)
                 batches.append(self.flight.depart_drop(tier, namespace, leaving))
@@ -82,7 +82,7 @@ class Planner:
             self._residency.counters.add("late_results")
             return []
         transfers = underway.batch.transfers
-        leaving = len(underway.evicted) if underway.batch.drop is None else 1
+        leaving = len(underway.leaving) if underway.batch.drop is None else 1
         if len(done.outcomes) != len(transfers) + leaving:
             raise InvariantError(
                 f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {len(transfers)} transfers + {leaving}"
@@ -99,23 +99,23 @@ class Planner:
     def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome) -> list[int]:
         handle, source, target = transfer.handle, batch.source, batch.target
         self._count(source, target, transfer, outcome)
-        reason = Reason.FAILED
         if self._directory.state(handle, target) is not State.FILLING:
             self._residency.counters.add("late_results")
-            if outcome.done and self._residency.levels[target].persistent:
-                self._directory.put_at(handle, target, outcome.place, outcome.generation)  # to erase it there
-                reason = Reason.DROPPED
+            if self._residency.levels[target].persistent:
+                if outcome.done:
+                    self._directory.put_at(handle, target, outcome.place, outcome.generation)  # to erase it there
+                else:
+                    self._residency.never_written(handle, target)
         elif outcome.done:
             self._residency.filled(handle, target, outcome.place, outcome.generation)
         else:
             self._residency.lose(handle, target, Move.FAILED, Reason.FAILED)
-        blame = BLAME.get(outcome.status, Reason.DROPPED)
         if outcome.status in BLAME and self._directory.is_ready(handle, source):
-            self._residency.lose(handle, source, Move.RECLAIM, blame)
+            self._residency.lose(handle, source, Move.RECLAIM, BLAME[outcome.status])
         key = transfer.key
         resolved = self._onwards(handle, target)
-        self._residency.unhold(handle, source, blame)
-        self._residency.unhold(handle, target, reason)
+        self._residency.unhold(handle, source)
+        self._residency.unhold(handle, target)
         if target > source:
             self.demotions.stored(handle, key, target, done=outcome.done)
         return resolved
@@ -127,19 +127,19 @@ class Planner:
         if target != 0:  # it ended on the way
             if self._directory.state(handle, 0) is State.FILLING:
                 self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
-            self._residency.unhold(handle, 0, Reason.FAILED)
+            self._residency.unhold(handle, 0)
         return [handle]
 
     def _left(self, underway: Underway, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         tier = underway.batch.target
         if underway.batch.drop is not None:
             self._drop_ended(underway.batch.batch_id, outcomes[0])
-            outcomes = outcomes * len(underway.evicted)
-        for handle, outcome in zip(underway.evicted, outcomes, strict=True):
+            outcomes = outcomes * len(underway.leaving)
+        for copy, outcome in zip(underway.leaving, outcomes, strict=True):
             if outcome.status in (Status.DONE, Status.MISSING):
-                self._residency.erased(handle, tier, Reason.EVICTED)
+                self._residency.erased(copy, tier)
             else:
-                self._residency.kept(handle, tier)
+                self._residency.kept(copy, tier)
         if any(outcome.status is Status.FAILED for outcome in outcomes):
             self.demotions.blocked(tier, now_s)
 

@@ -232,6 +232,26 @@ def test_a_corrupt_block_is_forgotten_and_erased():
     engine.run()
     assert engine.core.peek(keys).tokens == 4
     assert bad not in disk.rows
+    assert engine.core.stats()["tiers"]["lmdb"]["evicted"] == 0
+    assert [entry.reason for entry in engine.core.residency.journal.entries()] == [Reason.CONDEMNED]
+    engine.check()
+
+
+def test_a_condemned_block_that_cannot_be_erased_stays_condemned():
+    """A disk that refuses the erasing makes a damaged block good again."""
+    engine, keys = fill_and_push_down()
+    disk = engine.tiers[2]
+    bad = next(place for place, row in disk.rows.items() if row[0][4:] == keys.groups[0][1])
+    disk.corrupt.add(bad)
+    disk.fail_write = Status.FAILED
+    engine.release(engine.reserve(engine.match(keys), 4))
+    engine.run()
+    assert engine.core.peek(keys).tokens == 4
+    assert bad in disk.rows
+    disk.fail_write = None
+    engine.clock.advance(60.0)
+    engine.run()
+    assert bad not in disk.rows
     engine.check()
 
 
