@@ -16,6 +16,7 @@ ENGINE_COUNTERS = (
     "failed_cuts",  # leases whose prefix was cut by a failed load
     "committed_blocks",
     "duplicate_blocks",  # committed while the key had a copy already
+    "stale_commits",  # not published: the weights had changed under the lease
     "prefetched_blocks",
     "prefetch_refused",  # hints beyond the budget
     "matches_expired",

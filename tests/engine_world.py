@@ -71,7 +71,7 @@ class World:
 
     def cancel(self, ticket):
         del self.pending[ticket]
-        self.engine.core.release_lease(ticket)
+        self.engine.core.give_up(ticket)
 
     def look(self, keys, release):
         match = self.engine.match(keys, ttl_s=3.0)

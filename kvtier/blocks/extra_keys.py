@@ -6,6 +6,8 @@ The order of the parts and their spelling are vLLM 0.32's, so that equal prompts
 
 from dataclasses import dataclass
 
+from kvtier.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class MultiModalItem:
@@ -28,6 +30,16 @@ class ExtraKeys:
     items: tuple[MultiModalItem, ...] = ()
     cache_salt: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for what would silently name something else."""
+        lora = self.lora
+        if lora is not None and not (isinstance(lora, tuple) and len(lora) == 2 and all(_is_text(x) for x in lora)):
+            raise UsageError(f"lora is {lora!r}; pass the adapter's (name, path)")
+        if not isinstance(self.items, tuple) or not all(isinstance(item, MultiModalItem) for item in self.items):
+            raise UsageError(f"items is {self.items!r}; pass a tuple of MultiModalItem")
+        if self.cache_salt is not None and not _is_text(self.cache_salt):
+            raise UsageError(f"cache_salt is {self.cache_salt!r}; pass a text")
+
     def of_block(self, start: int, end: int) -> tuple[tuple[object, ...], ...] | None:
         """The extra keys of the block with tokens [start, end), or None if it has none."""
         parts: list[tuple[object, ...]] = []
@@ -41,3 +53,11 @@ class ExtraKeys:
         if start == 0 and self.cache_salt:
             parts.append(("cache_salt", self.cache_salt))
         return tuple(parts) or None
+
+
+def _is_text(value: object) -> bool:
+    """A string that has a UTF-8 form: CBOR knows no other."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

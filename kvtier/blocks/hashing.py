@@ -9,7 +9,7 @@ can choose prompts can forge a collision, so use it only where all users may see
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -19,7 +19,7 @@ import xxhash
 from kvtier.blocks.extra_keys import ExtraKeys
 from kvtier.errors import UsageError
 from kvtier.registry import Registry
-from kvtier.types import HASH_BYTES_MAX, BlockHash, BlockKey, ModelSpec, block_key
+from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, BlockHash, BlockKey, ModelSpec, block_key
 
 HashFunction = Callable[[bytes], bytes]
 
@@ -41,14 +41,24 @@ class Keys:
     groups: tuple[tuple[BlockKey, ...], ...]
     block_tokens: tuple[int, ...]  # per group
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for anything that `hash_blocks` or `opaque` would not have made."""
+        shapes = isinstance(self.groups, tuple) and isinstance(self.block_tokens, tuple)
+        if not shapes or len(self.groups) != len(self.block_tokens):
+            raise UsageError("keys have one tuple of keys and one block size per group")
+        for group, row in enumerate(self.groups):
+            suffix = group.to_bytes(GROUP_BYTES, "big")
+            if not isinstance(row, tuple) or not all(_is_key(key, suffix) for key in row):
+                raise UsageError(f"group {group} holds what is no key of it; use hash_blocks or Keys.opaque")
+
     @classmethod
     def opaque(cls, hashes: Sequence[Sequence[bytes]], model: ModelSpec) -> "Keys":
         """Keys from an engine's own block hashes, given per group. Each hash is 1 to 64 bytes."""
         if len(hashes) != len(model.groups):
             raise UsageError(f"hashes of {len(hashes)} groups for a model with {len(model.groups)}")
         for block_hash in (h for group in hashes for h in group):
-            if not 1 <= len(block_hash) <= HASH_BYTES_MAX:
-                raise UsageError(f"a hash of {len(block_hash)} bytes; use 1 to {HASH_BYTES_MAX}")
+            if not isinstance(block_hash, bytes) or not 1 <= len(block_hash) <= HASH_BYTES_MAX:
+                raise UsageError(f"{block_hash!r} is no hash; pass 1 to {HASH_BYTES_MAX} bytes")
         groups = tuple(tuple(block_key(h, index) for h in group) for index, group in enumerate(hashes))
         return cls(groups, tuple(group.block_tokens for group in model.groups))
 
@@ -71,6 +81,10 @@ def hash_blocks(tokens: Sequence[int], model: ModelSpec, extra: ExtraKeys | None
     tokens: token ids, integers 0 .. 2**32-1 (a list, or a 1-d numpy array).
     Raises UsageError for anything else.
     """
+    if not isinstance(model, ModelSpec):
+        raise UsageError(f"model is {model!r}; pass a ModelSpec, such as config.model")
+    if extra is not None and not isinstance(extra, ExtraKeys):
+        raise UsageError(f"extra is {extra!r}; pass ExtraKeys")
     ids = _as_ints(tokens)
     chains: dict[int, list[BlockHash]] = {}
     for size in {group.block_tokens for group in model.groups}:
@@ -102,8 +116,14 @@ def chain(
 def _as_ints(tokens: Sequence[int]) -> list[int]:
     if hasattr(tokens, "tolist"):  # numpy and torch scalars would be encoded as something else
         tokens = tokens.tolist()
+    if not isinstance(tokens, Iterable):
+        raise UsageError(f"tokens is {tokens!r}; pass a flat list of token ids")
     ids = list(tokens)
     for token in ids:
         if type(token) is not int or not 0 <= token < 2**32:
             raise UsageError(f"token {token!r} is not an integer from 0 to 2**32-1; pass a flat list of token ids")
     return ids
+
+
+def _is_key(key: object, suffix: bytes) -> bool:
+    return type(key) is bytes and GROUP_BYTES < len(key) <= HASH_BYTES_MAX + GROUP_BYTES and key.endswith(suffix)

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.coordinator import Prefix
+from kvtier.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class Found:
     tiers: dict[str, int]  # tier name -> tokens whose fastest copy lies there
 
 
+NOTHING = Prefix(0, (), ())
+
+
 class Match:
     """A pinned answer to a lookup. `tokens` of the prompt lie in the cache; `tiers` says where, by name.
 
@@ -28,19 +32,33 @@ class Match:
     match looks again.
     """
 
-    __slots__ = ("expires_at_s", "keys", "match_id", "owner", "pins", "prefix", "tiers", "tokens", "tokens_max")
+    __slots__ = (
+        "expires_at_s",
+        "home",
+        "keys",
+        "match_id",
+        "namespace",
+        "owner",
+        "pins",
+        "prefix",
+        "tiers",
+        "tokens",
+        "tokens_max",
+    )
 
     def __init__(
-        self, match_id: int, owner: str, keys: Keys, tokens_max: int | None, prefix: Prefix, tiers: dict[str, int]
+        self, match_id: int, home: object, namespace: int, owner: str, keys: Keys, tokens_max: int | None
     ) -> None:
         self.match_id = match_id
+        self.home = home  # the core that made it: its handles mean nothing to any other
+        self.namespace = namespace
         self.owner = owner
         self.keys = keys
         self.tokens_max = tokens_max
-        self.tokens = prefix.tokens
-        self.tiers = tiers
+        self.tokens = 0
+        self.tiers: dict[str, int] = {}
         self.expires_at_s = 0.0
-        self.prefix = prefix  # for the engine only
+        self.prefix = NOTHING  # for the engine only
         self.pins: list[tuple[int, int]] = []  # (handle, tier), empty once given back; for the engine only
 
     def __repr__(self) -> str:
@@ -81,6 +99,8 @@ class Lease:
 
     def slots(self, group: int = 0) -> tuple[int, ...]:
         """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...)."""
+        if not 0 <= group < len(self.record.slots):
+            raise UsageError(f"the model has no group {group}; it has {len(self.record.slots)}")
         return tuple(self.record.slots[group])
 
     def wait(self, stream: Any = None) -> None:
@@ -98,6 +118,7 @@ class LeaseRecord:
     lease_id: int
     owner: str
     match: Match
+    namespace: int
     tokens_matched: int
     deadline_s: float
     phase: Phase = Phase.LOADING

@@ -32,6 +32,11 @@ def integer(name: str, value: Any, at_least: int = 0) -> int:
     return number
 
 
+def limit(name: str, value: Any) -> int | None:
+    """An upper limit or None; one below zero (`len([]) - 1`) is zero."""
+    return None if value is None else max(0, integer(name, value, at_least=-1))
+
+
 def seconds(name: str, value: Any) -> float:
     """A finite number of seconds, not negative."""
     try:

@@ -50,7 +50,7 @@ class TieredCache(CacheVerbs):
         """
         answer = await self._answer(
             self._reserving(match, blocks_total, load_deadline_s),
-            lambda core, ticket: core.release_lease(ticket),
+            lambda core, ticket: core.give_up(ticket),
         )
         assert isinstance(answer, Lease | NoRoom)
         return answer
@@ -105,14 +105,14 @@ class TieredCache(CacheVerbs):
             try:
                 loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(reply))
             except RuntimeError:  # the loop is gone, and with it whoever asked
-                if give_up is not None:
-                    engine.post(lambda core, now_s: give_up(core, ticket))
+                if isinstance(reply, Lease):
+                    engine.post(lambda core, now_s: core.release_lease(reply))
 
         engine = self._engine
         ticket = engine.ask(ask, answered)
         try:
             reply = await future
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or the coroutine is thrown away with its loop: nobody would release it
             if give_up is not None:
                 engine.post(lambda core, now_s: give_up(core, ticket))
             raise

@@ -88,13 +88,15 @@ class Core:
     def match(self, keys: Keys, owner: str, tokens_max: int | None, expires_at_s: float) -> Match:
         """Pin the longest prefix that is in any tier."""
         self._check_keys(keys)
-        prefix = longest_prefix(self._directory, self._namespace, keys, tokens_max)
-        match = Match(self._id(), owner, keys, tokens_max, prefix, self._tiers(prefix))
+        match = self.blank_match(keys, owner, tokens_max)
         match.expires_at_s = expires_at_s
-        self._leases.pin(match)
-        self._matches[match.match_id] = match
+        self._look(match)
         self._count_lookup(keys, tokens_max, match)
         return match
+
+    def blank_match(self, keys: Keys, owner: str, tokens_max: int | None) -> Match:
+        """A match that has not looked yet: it pins nothing and is not counted."""
+        return Match(self._id(), self, self._namespace, owner, keys, tokens_max)
 
     def peek(self, keys: Keys, tokens_max: int | None = None) -> Found:
         """Ask the same and pin nothing."""
@@ -121,28 +123,46 @@ class Core:
 
     def submit_reserve(self, match: Match, blocks_total: int, deadline_s: float) -> int:
         """Ask for slots; the answer (`Lease` or `NoRoom`) comes from `poll` under the ticket."""
+        self._expect_ours(match, match.home)
         if blocks_total < 1:
             raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
         self.counters.add("reserves")
-        if not match.pins:  # expired, consumed or released: its handles may be somebody else's by now
-            self._look_again(match)
+        if not match.pins or match.namespace != self._namespace:
+            self._look(match)  # expired, consumed, released or of other weights: nothing of it holds any more
         ticket = self._id()
         self._leases.begin(ticket, match, blocks_total, deadline_s)
         self._prefetch.used([h for handles in match.prefix.handles for h in handles])
         return ticket
 
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
-        """Publish the keys of slots that the lease has written."""
-        self._leases.commit(lease, pairs, self._namespace)
+        """Publish the keys of slots that the lease has written.
 
-    def release_lease(self, lease_id: int) -> None:
-        """Give a lease back, or give up a reservation that has no answer yet (by its ticket). Idempotent."""
-        self._leases.release(lease_id)
+        If the weights have changed since the lease was taken, nobody can say with which ones its slots were written:
+        nothing is published (counted `stale_commits`).
+        """
+        self._expect_ours(lease, lease.record.match.home)
+        stale = lease.record.namespace != self._namespace
+        self.counters.add("stale_commits", len(pairs) * stale)
+        self._leases.commit(lease, () if stale else pairs)
+
+    def release_lease(self, lease: Lease) -> None:
+        """Give a lease back. Idempotent."""
+        self._expect_ours(lease, lease.record.match.home)
+        self._leases.release(lease.lease_id)
+
+    def give_up(self, ticket: int) -> None:
+        """Nobody wants the answer to a reservation any more; its lease, if there is one already, is given back."""
+        self._leases.release(ticket)
 
     def release_match(self, match: Match) -> None:
         """Let go of a match's pins. Idempotent."""
+        self._expect_ours(match, match.home)
         self._leases.unpin(match)
         self._matches.pop(match.match_id, None)
+
+    def _expect_ours(self, held: Match | Lease, home: object) -> None:
+        if home is not self:
+            raise UsageError(f"{held!r} belongs to another cache, or to this one before it was closed")
 
     # ------------------------------------------------------------ kept and dropped
 
@@ -156,7 +176,7 @@ class Core:
         """Forget a namespace (None: the current one) in all tiers; `Dropped` comes from `poll`, once durable."""
         namespace = self._namespace if fingerprint is None else self._namespaces.find(fingerprint)
         if namespace is None:
-            raise UsageError(f"no namespace {fingerprint.hex() if fingerprint else ''} is known here")
+            raise UsageError(f"no namespace {fingerprint!r} is known here; pass a fingerprint of 32 bytes")
         ticket = self._id()
         handles = [h for h in self._directory.handles() if namespace_of(self._directory.key(h)) == namespace]
         self.planner.drop(ticket, namespace, handles)
@@ -164,8 +184,8 @@ class Core:
 
     def set_weights_epoch(self, epoch: str) -> None:
         """From now on look up and commit under another epoch of the weights; older blocks age out."""
-        if not epoch or epoch == "auto":
-            raise UsageError("a weights epoch is a string that changes when the weights change")
+        if not epoch or epoch == "auto" or not epoch.isprintable():
+            raise UsageError(f"epoch {epoch!r} is no weights epoch: a text that changes when the weights change")
         self.model = replace(self.model, weights_epoch=epoch)
         self._namespace = self._namespaces.id_of_model(self.model)
 
@@ -258,7 +278,10 @@ class Core:
             self.counters.add("matches_expired", int(bool(match.pins)))
             self.release_match(match)
 
-    def _look_again(self, match: Match) -> None:
+    def _look(self, match: Match) -> None:
+        """Find and pin, under the weights of now, what a match asks for."""
+        self._leases.unpin(match)
+        match.namespace = self._namespace
         prefix = longest_prefix(self._directory, self._namespace, match.keys, match.tokens_max)
         match.prefix = prefix
         match.tokens = prefix.tokens

@@ -56,7 +56,7 @@ class Engine:
 
         def turn() -> None:
             try:
-                self._refuse_if_unusable()
+                self.refuse_if_unusable()
                 future.set_result(verb(self._core, self._clock.now()))
             except KvtierError as error:
                 future.set_exception(error)
@@ -64,7 +64,7 @@ class Engine:
                 future.set_exception(self._broken(error))
 
         with self._gate:  # a turn taken in before `close` is answered, one after it is refused
-            self._refuse_if_unusable()
+            self.refuse_if_unusable()
             self._inbox.put(turn)
         return future.result()
 
@@ -119,7 +119,8 @@ class Engine:
     def closed(self) -> bool:
         return self._closing
 
-    def _refuse_if_unusable(self) -> None:
+    def refuse_if_unusable(self) -> None:
+        """Raises ClosedError after close or in a forked child, InvariantError after a bug. Any thread."""
         if os.getpid() != self._pid:
             raise ClosedError("this cache belongs to another process; start workers with spawn, not fork")
         if self._closing:

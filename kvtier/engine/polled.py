@@ -4,7 +4,7 @@ An engine that keeps its own GPU cache (vLLM) is a *foreign top tier*: it takes 
 naming keys and slots of our fastest tier, copies the bytes itself, and answers with `apply(BatchDone(job_id, ...))`,
 one outcome per key. Until then the slots are held by the job's lease; only what is DONE becomes visible.
 
-Units: slots of our fastest tier, seconds of the caller's clock.
+Units: slots of our fastest tier, seconds.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvtier.blocks.hashing import Keys
-from kvtier.cache.coordinator import Prefix
 from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.engine import arguments
 from kvtier.engine.core import Answer, Core
 from kvtier.errors import UsageError
-from kvtier.types import BatchDone, BlockKey, group_of
+from kvtier.types import BatchDone, BlockKey, Outcome, group_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Reserve:
 
     match: Match
     blocks_total: int
-    deadline_s: float
+    load_deadline_s: float = 0.5  # from now
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Load:
     """Ask for a match's blocks in our fastest tier. Answered by a `Job` (of the prefix that is there) or `NoRoom`."""
 
     match: Match
-    deadline_s: float
+    load_deadline_s: float = 0.5  # from now
 
 
 Request = Reserve | Store | Load
@@ -78,20 +78,25 @@ class PolledSurface:
 
     def submit(self, request: Request, now_s: float) -> int:
         """Ask for something; the answer comes from `poll` under the returned ticket."""
+        if isinstance(request, Store):
+            return self._submit_store(request, now_s)
+        if not isinstance(request, Reserve | Load):
+            raise UsageError(f"request is {request!r}; pass a Reserve, Store or Load")
+        match = arguments.instance("match", request.match, Match)
+        deadline_s = now_s + arguments.seconds("load_deadline_s", request.load_deadline_s)
         if isinstance(request, Reserve):
-            return self._core.submit_reserve(request.match, request.blocks_total, request.deadline_s)
-        if isinstance(request, Load):
-            blocks = max(1, request.match.tokens // request.match.keys.block_tokens[0])
-            ticket = self._core.submit_reserve(request.match, blocks, request.deadline_s)
-            self._loads[ticket] = request.match
-            return ticket
-        return self._submit_store(request, now_s)
+            blocks = arguments.integer("blocks_total", request.blocks_total, at_least=1)
+            return self._core.submit_reserve(match, blocks, deadline_s)
+        blocks = max(1, match.tokens // match.keys.block_tokens[0])
+        ticket = self._core.submit_reserve(match, blocks, deadline_s)
+        self._loads[ticket] = match
+        return ticket
 
     def _submit_store(self, request: Store, now_s: float) -> int:
         missing = self._core.missing(request.keys)
         sizes = request.keys.block_tokens
         tokens = max((sum(group_of(key) == g for key in missing) * size for g, size in enumerate(sizes)), default=0)
-        nothing = Match(0, request.owner, request.keys, 0, Prefix(0, ((),) * len(sizes), ((),) * len(sizes)), {})
+        nothing = self._core.blank_match(request.keys, request.owner, 0)
         ticket = self._core.submit_reserve(nothing, max(1, -(-tokens // sizes[0])), now_s)
         self._stores[ticket] = missing
         return ticket
@@ -125,16 +130,17 @@ class PolledSurface:
 
     def apply(self, done: BatchDone) -> None:
         """A job ended: commit what was stored, give the slots back. A second answer for a job is ignored."""
-        if done.batch_id not in self._jobs:
+        job_id = arguments.integer("batch_id", done.batch_id)
+        if job_id not in self._jobs:
             return
-        job, lease = self._jobs[done.batch_id]
-        if len(done.outcomes) != len(job.keys):
+        job, lease = self._jobs[job_id]
+        if len(done.outcomes) != len(job.keys) or not all(isinstance(o, Outcome) for o in done.outcomes):
             raise UsageError(f"job {job.job_id} has {len(job.keys)} keys, {len(done.outcomes)} outcomes were given")
-        del self._jobs[done.batch_id]
+        del self._jobs[job_id]
         if job.kind == "store":
             triples = zip(job.slots, job.keys, done.outcomes, strict=True)
             self._core.commit(lease, [(slot, key) for slot, key, outcome in triples if outcome.done])
-        self._core.release_lease(lease.lease_id)
+        self._core.release_lease(lease)
 
 
 def drive(surface: PolledSurface, foreign: ForeignTop) -> list[tuple[int, Answer]]:

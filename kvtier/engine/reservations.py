@@ -21,7 +21,7 @@ from kvtier.engine.planner import Planner
 from kvtier.errors import UsageError
 from kvtier.events import Reason
 from kvtier.policies.base import Access
-from kvtier.types import GROUP_BYTES, BlockKey, StoreKey, block_key_of, group_of, store_key
+from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, BlockKey, StoreKey, block_key_of, group_of, store_key
 
 
 class Reservations:
@@ -52,7 +52,7 @@ class Reservations:
         tokens_total = blocks_total * self._sizes[0]
         if tokens_total < match.tokens:
             raise UsageError(f"blocks_total={blocks_total} covers {tokens_total} tokens, the match has {match.tokens}")
-        record = LeaseRecord(ticket, match.owner, match, match.tokens, deadline_s)
+        record = LeaseRecord(ticket, match.owner, match, match.namespace, match.tokens, deadline_s)
         record.hits, record.sources = self._available(match)
         totals = [-(-tokens_total // size) for size in self._sizes]
         resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
@@ -194,12 +194,12 @@ class Reservations:
 
     # ------------------------------------------------------------ commit and release
 
-    def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]], namespace: int) -> None:
+    def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """Publish the keys of slots that the lease has written. All pairs are checked before the first is published."""
         record = self._active(lease)
         self._check_pairs(record, pairs)
         for slot, key in pairs:
-            self._publish(record, slot, store_key(namespace, key), self._specs[group_of(key)].block_bytes)
+            self._publish(record, slot, store_key(record.namespace, key), self._specs[group_of(key)].block_bytes)
 
     def _active(self, lease: Lease) -> LeaseRecord:
         record = self._records.get(lease.lease_id)
@@ -213,7 +213,7 @@ class Reservations:
         named: dict[int, BlockKey] = {}
         for slot, key in pairs:
             group = group_of(key)
-            if len(key) <= GROUP_BYTES or group >= len(owned):
+            if not GROUP_BYTES < len(key) <= HASH_BYTES_MAX + GROUP_BYTES or group >= len(owned):
                 raise UsageError(f"{key!r} is not a key of this model; use hash_blocks or Keys.opaque")
             if slot not in owned[group]:
                 raise UsageError(f"slot {slot} does not belong to lease {record.lease_id} in group {group}")

@@ -23,6 +23,7 @@ class SyncCache(CacheVerbs):
     def __enter__(self) -> Self:
         if self._running is None:  # open_sync has opened it
             self._start()
+        self._engine.refuse_if_unusable()
         return self
 
     def __exit__(
@@ -38,7 +39,7 @@ class SyncCache(CacheVerbs):
         """
         answer = self._answer(
             self._reserving(match, blocks_total, load_deadline_s),
-            lambda core, ticket: core.release_lease(ticket),
+            lambda core, ticket: core.give_up(ticket),
         )
         assert isinstance(answer, Lease | NoRoom)
         return answer

@@ -57,13 +57,13 @@ class CacheVerbs:
         ttl_s: the pins end by themselves after this long. session: whose turn this is (kept for the policies).
         Changes nothing but pins and counters; does not wait for I/O.
         """
-        limit = None if tokens_max is None else arguments.integer("tokens_max", tokens_max)
+        limit = arguments.limit("tokens_max", tokens_max)
         lives_s = arguments.seconds("ttl_s", ttl_s)
         return self._engine.call(lambda core, now_s: core.match(keys, owner, limit, now_s + lives_s))
 
     def peek(self, keys: Keys, *, tokens_max: int | None = None) -> Found:
         """Ask what `match` would find, and pin nothing."""
-        limit = None if tokens_max is None else arguments.integer("tokens_max", tokens_max)
+        limit = arguments.limit("tokens_max", tokens_max)
         return self._engine.call(lambda core, now_s: core.peek(keys, limit))
 
     def kv(self, group: int = 0, layer: int = 0) -> "dict[str, np.ndarray[Any, Any]]":
@@ -73,15 +73,16 @@ class CacheVerbs:
         strides follow the layout. Index only slots of a lease you hold, and write only those from
         `lease.tokens_ready` on.
         """
-        known = self._views.get((group, layer))
+        self._engine.refuse_if_unusable()
+        place = arguments.integer("group", group), arguments.integer("layer", layer)
+        known = self._views.get(place)
         if known is None:
-            known = self._views[group, layer] = self._view(group, layer)
+            known = self._views[place] = self._view(*place)
         return known
 
     def _view(self, group: int, layer: int) -> "dict[str, np.ndarray[Any, Any]]":
         import numpy as np
 
-        self._engine.call(lambda core, now_s: None)  # an error if the cache is closed
         segments = self._specs[group].of_layer(layer) if 0 <= group < len(self._specs) else []
         if not segments:
             raise UsageError(f"the model has no layer {layer} in group {group}")
@@ -110,9 +111,10 @@ class CacheVerbs:
         """Give a lease or a match back. Idempotent. `after` as in `commit`."""
         if isinstance(held, Match):
             self._engine.call(lambda core, now_s: core.release_match(held))
+        elif isinstance(held, Lease):
+            self._engine.call(lambda core, now_s: core.release_lease(held))
         else:
-            lease_id = arguments.instance("held", held, Lease).lease_id
-            self._engine.call(lambda core, now_s: core.release_lease(lease_id))
+            raise UsageError(f"held is {held!r}; pass a Lease or a Match")
 
     def prefetch(self, keys: Keys) -> None:
         """A hint: these blocks will be asked for soon. Brings them from disk to host memory, within the budget."""
@@ -135,8 +137,6 @@ class CacheVerbs:
 
     def submit(self, request: Request) -> int:
         """Ask without waiting (`kvtier.engine.polled`: Reserve, Store, Load); the answer comes from `poll`."""
-        if not isinstance(request, Request):
-            raise UsageError(f"request is {request!r}; pass a Reserve, Store or Load")
         return self._engine.submit(request)
 
     def poll(self) -> list[tuple[int, Answer | Job]]:

@@ -91,7 +91,7 @@ class PolledEngine:
         return answer
 
     def release(self, lease: Lease) -> None:
-        self.core.release_lease(lease.lease_id)
+        self.core.release_lease(lease)
         self._collect()
 
     def close(self) -> None:

@@ -258,3 +258,27 @@ async def test_reset_is_durable_when_it_returns(tmp_path):
         lease = await cache.reserve(cache.match(keys, owner="x"), 6)
         assert lease.tokens_ready == 0
         check_ready(cache, lease, keys)
+
+
+def test_a_loop_that_dies_with_its_tasks_leaves_no_lease_behind(tmp_path):
+    """Leases of coroutines that nobody will ever run again stay for good."""
+    config = config_for(tmp_path / "store")
+    keys = prompt(config, 1, 3)
+    asyncio.run(store(config, keys))
+    cache = kvtier.open(config)
+    cache._start()
+    gate = Gate(tier(cache, 2))
+    gate.hold("read")
+    for _ in range(5):
+        loop = asyncio.new_event_loop()
+        coroutine = cache.reserve(cache.match(keys, owner="x"), 3, load_deadline_s=30)
+        task = loop.create_task(coroutine)
+        loop.run_until_complete(asyncio.sleep(0))
+        assert not task.done()
+        task._log_destroy_pending = False  # that is what is tested
+        loop.close()
+        coroutine.close()
+    gate.let_go()
+    quiet(cache)
+    assert cache.stats()["leases"] == 0
+    cache._stop()

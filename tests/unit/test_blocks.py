@@ -96,9 +96,27 @@ def test_opaque_keys_are_checked():
     keys = Keys.opaque([[b"x", b"y" * 64]], MODEL)
     assert keys.tokens == 8
     assert hash_of(keys.groups[0][1]) == b"y" * 64
-    for wrong in ([[b""]], [[b"z" * 65]], [[b"a"], [b"b"]]):
+    for wrong in ([[b""]], [[b"z" * 65]], [[b"a"], [b"b"]], [["text"]], [[5]], [[None]], [[bytearray(b"x")]]):
         with pytest.raises(UsageError):
             Keys.opaque(wrong, MODEL)
+
+
+def test_calls_that_would_name_something_else_are_refused():
+    """A slip of the pen makes keys that never match, or match another adapter's."""
+    mistakes = (
+        lambda: hash_blocks(None, MODEL),
+        lambda: hash_blocks(5, MODEL),
+        lambda: hash_blocks([1, 2, 3, 4], None),
+        lambda: hash_blocks([1, 2, 3, 4], MODEL, "salt"),
+        lambda: ExtraKeys(lora="ab"),
+        lambda: ExtraKeys(lora=("a",)),
+        lambda: ExtraKeys(items=("image",)),
+        lambda: ExtraKeys(cache_salt=5),
+        lambda: ExtraKeys(cache_salt="\udc00"),
+    )
+    for mistake in mistakes:
+        with pytest.raises(UsageError):
+            mistake()
 
 
 def test_keys_of_hybrid_models_are_cut_alike():

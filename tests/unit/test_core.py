@@ -159,7 +159,7 @@ def test_a_cancelled_reserve_loses_nothing():
     match = engine.match(keys)
     ticket = engine.submit_reserve(match, 4)
     (batch,) = engine.plan()
-    engine.core.release_lease(ticket)
+    engine.core.give_up(ticket)
     engine.check()
     engine.finish(batch)
     engine.run()

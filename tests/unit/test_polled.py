@@ -101,7 +101,7 @@ class Bench:
     def load(self, keys):
         self.foreign.memory.clear()
         match = self.core.match(keys, "req", None, self.now_s + 30)
-        self.surface.submit(Load(match, self.now_s + 1), self.now_s)
+        self.surface.submit(Load(match, 1.0), self.now_s)
         self.step()
         self.step()
         self.foreign.finish_all()

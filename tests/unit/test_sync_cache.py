@@ -7,8 +7,10 @@ import pytest
 
 import kvtier
 from kvtier.blocks.spec import DTYPES, LAYOUTS
+from kvtier.engine.polled import Load, Reserve
 from kvtier.errors import ClosedError, UsageError
-from tests.cache_bench import LAYERS, config_for, finish, prompt, serve
+from kvtier.types import BatchDone
+from tests.cache_bench import LAYERS, compute, config_for, finish, prompt, serve
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -104,7 +106,7 @@ def test_views_are_refused_for_layers_that_are_not_there():
     """A wrong layer number shows another layer's memory."""
     with kvtier.open_sync(config_for()) as cache:
         for group, layer in ((0, 2), (1, 0), (0, -1), (-1, 0)):
-            with pytest.raises(UsageError, match="no layer"):
+            with pytest.raises(UsageError, match=r"no layer|use 0 or more"):
                 cache.kv(group, layer)
 
 
@@ -123,6 +125,20 @@ def test_bad_calls_say_what_is_wrong():
         slot, key = lease.slots()[0], keys.groups[0][0]
         mistakes = {
             "ttl_s": lambda: cache.match(keys, owner="x", ttl_s=-1),
+            "one tuple of keys": lambda: cache.match(kvtier.Keys((), (4,)), owner="x"),
+            "one block size": lambda: cache.match(kvtier.Keys(5, (4,)), owner="x"),
+            "no key of it": lambda: cache.match(kvtier.Keys(((5,),), (4,)), owner="x"),
+            "not made for": lambda: cache.peek(kvtier.Keys(((), ()), (4, 4))),
+            "request is": lambda: cache.submit(None),
+            "match is None": lambda: cache.submit(Reserve(None, 1)),
+            "blocks_total is 1.5": lambda: cache.submit(Reserve(match, 1.5)),
+            "load_deadline_s is": lambda: cache.submit(Load(match, "x")),
+            "batch_id": lambda: cache.apply(BatchDone([], ())),
+            "done is": lambda: cache.apply(None),
+            "not a key": lambda: cache.commit(lease, [(slot, b"x" * 300)]),
+            "group is": lambda: cache.kv("x", 0),
+            "no group": lambda: lease.slots(1),
+            "epoch '.udc00'": lambda: cache.set_weights_epoch("\udc00"),
             "tokens_max": lambda: cache.match(keys, owner="x", tokens_max="5"),
             "tokens_max is": lambda: cache.peek(keys, tokens_max=2.5),
             "blocks_total": lambda: cache.reserve(match, 0),
@@ -145,10 +161,66 @@ def test_bad_calls_say_what_is_wrong():
             with pytest.raises(UsageError, match=problem):
                 mistake()
         cache.release(lease)
+        assert cache.match(keys, owner="x", tokens_max=-1).tokens == 0  # len([]) - 1
         assert serve(cache, keys).tokens_ready == 0
         assert serve(cache, keys).tokens_ready == 12  # and the engine goes on
+        assert cache.check() == []
     with pytest.raises(ClosedError):
         cache.reserve(cache.match(keys, owner="x"), 3)
+
+
+def test_matches_and_leases_of_another_cache_are_refused(tmp_path):
+    """A match kept over a restart, or mixed up between two caches, serves another prompt's KV."""
+    config, other = config_for(tmp_path / "a"), config_for(tmp_path / "b")
+    keys = prompt(config, 1, 3)
+    with kvtier.open_sync(config) as first:
+        serve(first, keys)
+        old = first.match(keys, owner="x")
+    with kvtier.open_sync(config) as cache, kvtier.open_sync(other) as stranger:
+        serve(stranger, prompt(config, 2, 3))
+        match = cache.match(keys, owner="x")
+        lease = cache.reserve(match, 3)
+        theirs = stranger.reserve(stranger.match(prompt(config, 2, 3), owner="x"), 3)
+        for wrong in (
+            lambda: cache.reserve(old, 3),
+            lambda: cache.release(old),
+            lambda: stranger.reserve(match, 3),
+            lambda: stranger.release(match),
+            lambda: stranger.commit(lease, [(lease.slots()[0], keys.groups[0][0])]),
+            lambda: stranger.release(lease),
+            lambda: cache.release(theirs),
+            lambda: cache.submit(Reserve(old, 3)),
+        ):
+            with pytest.raises(UsageError, match="another cache"):
+                wrong()
+        assert (cache.stats()["leases"], stranger.stats()["leases"]) == (1, 1)
+        cache.release(lease)
+        stranger.release(theirs)
+        assert cache.check() == stranger.check() == []
+
+
+def test_a_change_of_weights_reaches_requests_in_flight(tmp_path):
+    """KV of the old weights is published under the new ones, or the other way round (vllm#42125)."""
+    config = config_for(tmp_path / "store")
+    keys = prompt(config, 1, 4)
+    with kvtier.open_sync(config) as cache:
+        lease = cache.reserve(cache.match(keys, owner="x"), 4)
+        cache.set_weights_epoch("v2")
+        compute(cache, lease, keys)
+        assert cache.stats()["stale_commits"] == 4
+        for epoch in ("v2", "v1"):
+            cache.set_weights_epoch(epoch)
+            assert cache.peek(keys).tokens == 0
+        cache.release(lease)
+        serve(cache, keys)
+        match = cache.match(keys, owner="x")
+        assert match.tokens == 16
+        cache.set_weights_epoch("v3")
+        lease = cache.reserve(match, 4)
+        assert lease.tokens_ready == 0
+        cache.release(lease)
+        assert cache.check() == []
+        assert cache.stats()["tiers"]["gpu"]["slots_free"] + cache.stats()["tiers"]["gpu"]["blocks_idle"] == 15
 
 
 def test_a_bug_stops_the_cache_and_not_its_host(caplog):
