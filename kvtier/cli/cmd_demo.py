@@ -74,8 +74,11 @@ def _folder(out: Path | None, keep: bool) -> Iterator[Path]:
     try:
         folder = Path(tempfile.mkdtemp(prefix="kvtier-demo-")) if out is None else out.absolute()
         folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror}; name a folder that can be written") from None
+    if used:
+        raise UsageError(f"--out {out}: the folder is not empty; name a new one, so that nothing of yours is replaced")
     yield folder
     print(f"store, configuration and results: {folder}", file=sys.stderr)
 

@@ -4,6 +4,7 @@ Always: results go to stdout, errors to stderr; every verb has --json. Exit code
 or something only the user can mend, 130 interrupted. A user's mistake never shows a traceback.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def config_show(
 
         return cmd_config.show(file, assignments or [], origin, json_output)
 
-    _finish(verb)
+    _finish(verb, json_output)
 
 
 @config_app.command("check")
@@ -84,7 +85,7 @@ def config_check(file: ConfigFile, assignments: Assignments = None, json_output:
 
         return cmd_config.check(file, assignments or [], json_output)
 
-    _finish(verb)
+    _finish(verb, json_output)
 
 
 @app.command("inspect")
@@ -100,7 +101,7 @@ def inspect(
 
         return cmd_inspect.inspect(path, json_output, sample)
 
-    _finish(verb)
+    _finish(verb, json_output)
 
 
 @app.command("demo")
@@ -112,8 +113,12 @@ def demo(
         int, typer.Option("--prefix-tokens", min=1, metavar="N", help="Length of the shared prefix.")
     ] = 1024,
     threads: Annotated[int, typer.Option("--threads", min=1, metavar="N", help="Threads of the model.")] = 1,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write the results.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the store for another run.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A new or empty folder for store and results; it stays.")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Without --out: keep the temporary folder, and name it.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Measure a real model's time to first token, with and without a restored prefix."""
@@ -123,22 +128,31 @@ def demo(
 
         return cmd_demo.demo(config, prefix_tokens, threads, out, keep, json_output)
 
-    _finish(verb)
+    _finish(verb, json_output)
 
 
-def _finish(verb: Callable[[], int]) -> None:
+def _finish(verb: Callable[[], int], json_output: bool) -> None:
     """Run a verb and end with its exit code."""
     try:
         code = verb()
         sys.stdout.flush()
     except KvtierError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = _refused(str(error), json_output)
     except BrokenPipeError:
         # The reader went away (`| head`). Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = PIPE_CLOSED
+    except OSError as error:
+        code = _refused(str(error), json_output)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     raise typer.Exit(code)
+
+
+def _refused(problem: str, json_output: bool) -> int:
+    """Say what only the user can mend: in words, and to programs as JSON."""
+    for line in problem.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    if json_output:
+        print(json.dumps({"error": problem}))
+    return 2

@@ -87,10 +87,19 @@ def _count(least: int) -> Callable[[object], int]:
 
 def _text(value: object) -> str:
     if isinstance(value, str) and value.strip():
+        if not _has_utf8(value):
+            raise Rejected(f"{value!r} holds what is no character", "Write it in UTF-8.")
         return value
     if value is None or isinstance(value, (str, list, dict)):
         raise Rejected(f"{value!r} is not a text", "Write a word or a text.")
     raise Rejected(f"{value!r} was read as a {type(value).__name__}", f"Put it in quotes: '{value}'.")
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        return text.encode() is not None
+    except UnicodeEncodeError:  # bytes of the command line that were no UTF-8
+        return False
 
 
 def _name(value: object) -> str:

@@ -37,6 +37,8 @@ def load_config(
     Raises ConfigError, which lists every problem found; its `path` is that of the first.
     """
     environ = os.environ if environ is None else environ
+    if not isinstance(source, Mapping | str | os.PathLike):
+        raise ConfigError("", f"{source!r} is no configuration", "Pass the name of a YAML file, or a mapping.")
     if isinstance(source, Mapping):
         sources = Sources.of_mapping(source)
     else:

@@ -135,3 +135,38 @@ def test_how_verbs_end(
     assert ended.exit_code == code
     assert says in ended.stderr
     assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("config", "check", "absent.yaml"),
+        ("config", "show", "absent.yaml"),
+        ("demo", "--prefix-tokens", 10**9),
+        ("inspect", "absent"),
+    ],
+)
+def test_programs_are_told_of_errors_as_json(arguments: tuple[object, ...]) -> None:
+    """A script that reads JSON gets nothing at all when something is wrong."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["error"]
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_an_error_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """A full or vanished disk would show a traceback."""
+
+    def full(*arguments: object) -> int:
+        raise OSError(28, "No space left on device", "results.json")
+
+    monkeypatch.setattr(cmd_config, "check", full)
+    result = run("config", "check", file)
+    assert (result.exit_code, result.stderr) == (2, "error: [Errno 28] No space left on device: 'results.json'\n")
+
+
+def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
+    """An argument in another encoding would end in a traceback of the encoder."""
+    result = run("config", "check", file, "--set", "model.name=\udcff")
+    assert result.exit_code == 2
+    assert "UTF-8" in result.stderr

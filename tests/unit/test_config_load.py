@@ -311,3 +311,10 @@ def test_hand_made_configurations() -> None:
     assert config.limits.load_deadline_s == 0.5
     with pytest.raises(UsageError, match="no setting"):
         config.origin("limits.queue")
+
+
+@pytest.mark.parametrize("source", [None, 5, [], b"kvtier.yaml"])
+def test_what_is_no_configuration_is_refused(source: object) -> None:
+    """A slip of the pen would end in a traceback of pathlib."""
+    with pytest.raises(ConfigError, match="no configuration"):
+        load_config(source)  # type: ignore[arg-type]

@@ -71,3 +71,14 @@ def test_a_crash_in_a_child_is_one_line(
     monkeypatch.setattr(cmd_demo.Steps, "convert", crash)
     assert demo(out=tmp_path / "out") == 1
     assert "kvtier demo: second process failed (1): MemoryError" in capsys.readouterr().err
+
+
+def test_a_folder_with_the_users_files_is_refused_and_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--config kvtier.yaml --out .` would replace the user's kvtier.yaml."""
+    monkeypatch.setattr(weights, "missing_installs", lambda folder: [])
+    (tmp_path / "kvtier.yaml").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        demo(out=tmp_path)
+    assert (tmp_path / "kvtier.yaml").read_text() == "mine"

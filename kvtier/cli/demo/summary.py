@@ -106,6 +106,7 @@ class Summary:
             "ttft_restored_wall_s": restored.wall_s,
             "ttft_floor_wall_s": floor.wall_s,
             "speedup": cold.cpu_s / restored.cpu_s,
+            "speedup_from_store": self.rows[0].speedup,  # the first question: all from the persistent tier
             "speedup_wall": cold.wall_s / restored.wall_s,
             "restored_over_floor": restored.cpu_s / floor.cpu_s,
             "threads": self.threads,
