@@ -4,6 +4,7 @@ Each marshals to the engine's thread and comes back with its answer; none of the
 Units: tokens, seconds, slots.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,12 @@ class CacheVerbs:
         if self._running is not None:
             raise UsageError("the cache is open already")
         self._running, self._top = start(self.config)
+
+    def __del__(self) -> None:
+        """Forgetting to close keeps a thread and a store's lock until the process ends: say so."""
+        running = getattr(self, "_running", None)
+        if running is not None and not running.closed:
+            warnings.warn(f"a kvtier cache was never closed: {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def _unsaved(self) -> int:
         """Blocks that are in memory only although there is a persistent tier."""

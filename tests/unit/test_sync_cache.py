@@ -252,3 +252,12 @@ def test_weights_can_change_while_the_cache_is_open(tmp_path):
         assert serve(cache, keys).tokens_ready == 16
     with kvtier.open_sync(config_for(tmp_path / "store", model={"weights_epoch": "v2"})) as cache:
         assert serve(cache, keys).tiers["lmdb"] == 16
+
+
+def test_a_cache_that_is_never_closed_is_mentioned():
+    """A leaked cache keeps its thread and its store's lock in silence."""
+    cache = kvtier.open_sync(config_for())
+    engine = cache._running
+    with pytest.warns(ResourceWarning, match="never closed"):
+        del cache
+    engine.close()
