@@ -10,7 +10,7 @@ Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
 from kvtier.cache.level import Level
@@ -239,14 +239,21 @@ class Demotions:
         limit = self._residency.levels[below].batch_blocks(self._residency.levels[tier].stride_bytes)
         for handle, key in self._flushing.items():
             if self._directory.key(handle) != key or self._directory.top(handle) is None:
-                gone.append(handle)  # dropped or lost meanwhile
+                gone.append(handle)  # its slot was taken before it could be written
             elif self._directory.is_ready(handle, tier) and self._directory.state(handle, below) is State.GONE:
                 ready.append(handle)
                 if len(ready) == limit:
                     break
         for handle in gone:
             self._settle_flush(handle)
+            self.flush_failed += 1
         return ready
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """These blocks are dropped on purpose: a flush does not owe them any more."""
+        for handle in handles:
+            if handle in self._flushing:
+                self._settle_flush(handle)
 
     def _settle_flush(self, handle: int) -> None:
         del self._flushing[handle]

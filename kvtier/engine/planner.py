@@ -46,6 +46,7 @@ class Planner:
 
     def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:
         """Forget these blocks at once, and erase their namespace from the persistent tiers (see `drops_ended`)."""
+        self.demotions.forget(handles)
         for handle in handles:
             self._residency.overtake(handle)
         self._drops.append((ticket, namespace))
@@ -98,7 +99,9 @@ class Planner:
 
     def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome) -> list[int]:
         handle, source, target = transfer.handle, batch.source, batch.target
-        self._count(source, target, transfer, outcome)
+        overtaken = not self._directory.is_ready(handle, source)  # dropped: its place may hold another block by now
+        if not (overtaken and outcome.status in BLAME):
+            self._count(source, target, transfer, outcome)
         if self._directory.state(handle, target) is not State.FILLING:
             self._residency.counters.add("late_results")
             if self._residency.levels[target].persistent:
@@ -110,7 +113,7 @@ class Planner:
             self._residency.filled(handle, target, outcome.place, outcome.generation)
         else:
             self._residency.lose(handle, target, Move.FAILED, Reason.FAILED)
-        if outcome.status in BLAME and self._directory.is_ready(handle, source):
+        if outcome.status in BLAME and not overtaken:
             self._residency.lose(handle, source, Move.RECLAIM, BLAME[outcome.status])
         key = transfer.key
         resolved = self._onwards(handle, target)

@@ -287,6 +287,37 @@ def test_flush_to_a_failing_disk_ends_and_says_so(status):
     engine.check()
 
 
+def test_a_block_thrown_away_during_a_flush_is_a_failed_one():
+    """Flush answers that all is safe although a block was dropped before it was written."""
+    engine = make_engine(gpu=4, host=4, disk=DictTier())
+    serve(engine, prompt(1, 4))
+    ticket = engine.core.submit_flush()
+    other = engine.reserve(engine.match(prompt(2, 3)), 3)  # nothing is clean yet: takes three dirty slots
+    engine.run()
+    assert engine.answers[ticket] == Flushed(4, 3)
+    engine.release(other)
+    serve(engine, prompt(3, 4))
+    ticket = engine.core.submit_flush()
+    engine.core.submit_drop()  # on purpose: nothing is owed
+    engine.run()
+    assert engine.answers[ticket].failed == 0
+    engine.check()
+
+
+def test_a_reset_during_a_load_is_no_damage():
+    """A healthy disk is said to be corrupt."""
+    engine, keys = fill_and_push_down()
+    ticket = engine.submit_reserve(engine.match(keys), 4)
+    (batch,) = engine.plan()
+    engine.core.submit_drop()
+    engine.finish(batch, [Outcome(Status.CORRUPT), Outcome(Status.MISSING), DONE, DONE])
+    engine.run()
+    disk = engine.core.stats()["tiers"]["lmdb"]
+    assert (disk["corrupt"], disk["missing"]) == (0, 0)
+    engine.release(engine.answers[ticket])
+    engine.check()
+
+
 def test_a_full_disk_evicts_in_policy_order():
     """A full store stops taking blocks, or throws new ones away."""
     disk = DictTier(blocks_max=8)
