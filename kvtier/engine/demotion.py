@@ -233,20 +233,25 @@ class Demotions:
 
     def _to_flush(self, tier: int) -> list[int]:
         """Blocks to flush whose lowest copy is READY here and whose way down is clear."""
-        below = tier + 1
+        below, lowest = tier + 1, len(self._residency.levels) - 1
         ready: list[int] = []
-        gone: list[int] = []
+        safe: list[int] = []
+        lost: list[int] = []
         limit = self._residency.levels[below].batch_blocks(self._residency.levels[tier].stride_bytes)
         for handle, key in self._flushing.items():
             if self._directory.key(handle) != key or self._directory.top(handle) is None:
-                gone.append(handle)  # its slot was taken before it could be written
+                lost.append(handle)  # its slot was taken before it could be written
+            elif self._directory.is_ready(handle, lowest):
+                safe.append(handle)  # its old copy there could not be erased, say
+            elif self._directory.state(handle, lowest) is State.RECLAIMED:
+                lost.append(handle)  # its old copy is condemned and still held: no telling for how long
             elif self._directory.is_ready(handle, tier) and self._directory.state(handle, below) is State.GONE:
                 ready.append(handle)
                 if len(ready) == limit:
                     break
-        for handle in gone:
+        for handle in (*safe, *lost):
             self._settle_flush(handle)
-            self.flush_failed += 1
+        self.flush_failed += len(lost)
         return ready
 
     def forget(self, handles: Iterable[int]) -> None:

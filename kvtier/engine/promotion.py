@@ -9,13 +9,25 @@ Units: handles, tier indexes, seconds of the engine's clock.
 """
 
 import heapq
+from dataclasses import dataclass, replace
+from math import inf
 
 from kvtier.cache.residency import Residency
-from kvtier.cache.transitions import State
+from kvtier.cache.transitions import Move, State
 from kvtier.engine.flight import Flight, Lane
+from kvtier.events import Reason
 from kvtier.types import TransferBatch
 
 LANE_BATCHES_MAX = 4  # more only queue at the device, where a later but more urgent load can't overtake them
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A top copy that waits: how urgently, which tier the current hop enters, and whether it was planned for this."""
+
+    deadline_s: float
+    entering: int
+    staged: bool
 
 
 class Promotions:
@@ -26,21 +38,22 @@ class Promotions:
         self._directory = residency.directory
         self._flight = flight
         self._queues: dict[Lane, list[tuple[float, int, int]]] = {}  # heaps of (deadline, order, handle)
+        self._queued: dict[tuple[int, int], int] = {}  # (handle, target) -> order; an entry without it was taken back
         self._order = 0
-        self._wanted: dict[int, tuple[float, int]] = {}  # handle -> deadline, tier that the current hop enters
+        self._wanted: dict[int, Promotion] = {}
 
     def start(self, handle: int, deadline_s: float) -> bool:
         """Bring a block up to its placed top copy. False, and nothing done, if no tier below can give it."""
         source = self._source(handle)
         if source is None:
             return False
-        by_way = self._by_way_of_memory(handle, source, deadline_s)
-        if not by_way:
+        staged = self._by_way_of_memory(handle, source, deadline_s)
+        if staged is None:
             if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
                 return False
             self._hop(handle, (source, 0), deadline_s)
         self._directory.hold(handle, 0)
-        self._wanted[handle] = (deadline_s, 1 if by_way else 0)
+        self._wanted[handle] = Promotion(deadline_s, 0 if staged is None else 1, bool(staged))
         return True
 
     def stage(self, handle: int, source: int, target: int, deadline_s: float) -> bool:
@@ -55,18 +68,43 @@ class Promotions:
 
     def urge(self, handle: int, deadline_s: float) -> None:
         """Somebody with an earlier deadline joined a promotion that still waits for its next hop."""
-        if handle in self._wanted:
-            earlier_s, tier = self._wanted[handle]
-            self._wanted[handle] = (min(earlier_s, deadline_s), tier)
+        wanted = self._wanted.get(handle)
+        if wanted is not None:
+            self._wanted[handle] = replace(wanted, deadline_s=min(wanted.deadline_s, deadline_s))
+
+    def give_up(self, handle: int) -> None:
+        """Nobody waits for this promotion any more: what is not under way does not start, so that loads of a slow
+        or hung disk cannot pile up on slots that others need. What is under way still ends in the cache.
+        """
+        wanted = self._wanted.get(handle)
+        if wanted is None or (wanted.entering == 0 and (handle, 0) not in self._queued):
+            return
+        queued = (handle, wanted.entering) in self._queued
+        source = self._source(handle)
+        if queued and (wanted.entering == 0 or wanted.staged):
+            del self._queued[handle, wanted.entering]
+            if wanted.entering:
+                self._fail(handle, wanted.entering)
+        else:
+            source = None  # the hop goes on, and holds its source
+        del self._wanted[handle]
+        self._fail(handle, 0)
+        if source is not None:
+            self._residency.unhold(handle, source)
+
+    def _fail(self, handle: int, tier: int) -> None:
+        if self._directory.state(handle, tier) is State.FILLING:
+            self._residency.lose(handle, tier, Move.FAILED, Reason.FAILED)
+        self._residency.unhold(handle, tier)
 
     def arrived(self, handle: int, tier: int) -> bool:
         """A hop into `tier` ended. True if the promotion ended with it, well or not (see the top copy's state)."""
-        deadline_s, expected = self._wanted.get(handle, (0.0, None))
-        if tier != expected:
+        wanted = self._wanted.get(handle)
+        if wanted is None or tier != wanted.entering:
             return False  # a prefetch beside it, say
         if tier and self._directory.state(handle, 0) is State.FILLING and self._directory.is_ready(handle, tier):
-            self._wanted[handle] = (deadline_s, 0)
-            self._hop(handle, (tier, 0), deadline_s)
+            self._wanted[handle] = replace(wanted, entering=0)
+            self._hop(handle, (tier, 0), wanted.deadline_s)
             return False
         del self._wanted[handle]
         return True
@@ -75,31 +113,52 @@ class Promotions:
         """The most urgent hops of every lane, as batches that fit its tiers."""
         made: list[TransferBatch] = []
         for lane, queue in self._queues.items():
-            level = self._residency.levels[lane[0]]
-            while queue and self._flight.batches[lane] < LANE_BATCHES_MAX:
-                count = level.batch_blocks(self._directory.length_bytes(queue[0][2]))
-                handles = [heapq.heappop(queue)[2] for _ in range(min(count, len(queue)))]
+            while self._flight.batches[lane] < LANE_BATCHES_MAX and (handles := self._next(lane, queue)):
                 made.append(self._flight.depart(lane, handles))
         return made
+
+    def _blocks_max(self, lane: Lane) -> float:
+        """How many more may be under way: a hung disk must not hold more than half of the top tier's slots."""
+        source, target = (self._residency.levels[tier] for tier in lane)
+        if lane[1] or not source.persistent:
+            return inf
+        return max(1, target.capacity_bytes // target.stride_bytes // 2) - self._flight.blocks[lane]
+
+    def _next(self, lane: Lane, queue: list[tuple[float, int, int]]) -> list[int]:
+        """Take a batch's worth of hops out of a lane's queue."""
+        handles: list[int] = []
+        length_bytes, blocks_max = 0, self._blocks_max(lane)
+        while queue and len(handles) < blocks_max and length_bytes < self._residency.levels[lane[0]].batch_bytes:
+            _, order, handle = heapq.heappop(queue)
+            if self._queued.get((handle, lane[1])) == order:
+                del self._queued[handle, lane[1]]
+                handles.append(handle)
+                length_bytes += self._directory.length_bytes(handle)
+        return handles
 
     @property
     def waiting(self) -> int:
         """Hops that are planned and not yet under way."""
-        return sum(len(queue) for queue in self._queues.values())
+        return len(self._queued)
 
     def _source(self, handle: int) -> int | None:
         ready = (t for t in range(1, self._directory.tiers) if self._directory.is_ready(handle, t))
         return next(ready, None)
 
-    def _by_way_of_memory(self, handle: int, source: int, deadline_s: float) -> bool:
-        """Fill the tier below the top first, when it is memory, not the source, and has a slot to give."""
+    def _by_way_of_memory(self, handle: int, source: int, deadline_s: float) -> bool | None:
+        """Fill the tier below the top first, when it is memory, not the source, and has a slot to give.
+
+        True if the hop there was planned now, False if it is under way already, None if this is not the way.
+        """
         if source < 2 or self._residency.levels[1].persistent:
-            return False
-        if self._directory.state(handle, 1) is State.FILLING:
-            return True  # somebody's prefetch brings it; the next hop follows
-        return self._directory.state(handle, 1) is State.GONE and self.stage(handle, source, 1, deadline_s)
+            return None
+        state = self._directory.state(handle, 1)
+        if state is State.FILLING:
+            return False  # somebody's prefetch brings it; the next hop follows
+        return (state is State.GONE and self.stage(handle, source, 1, deadline_s)) or None
 
     def _hop(self, handle: int, lane: Lane, deadline_s: float) -> None:
         self._directory.hold(handle, lane[0])
         self._order += 1
+        self._queued[handle, lane[1]] = self._order
         heapq.heappush(self._queues.setdefault(lane, []), (deadline_s, self._order, handle))

@@ -144,14 +144,15 @@ class Reservations:
             waiters.discard(record.lease_id)
             if not waiters:
                 del self._waiters[handle]
+                self._planner.promotions.give_up(handle)
         record.waiting.clear()
 
     def _settle(self, record: LeaseRecord) -> None:
         tokens = self._tokens_ready(record)
+        needed = sum(len(slots) for slots in record.slots)
         if tokens < record.tokens_matched and not self._cut(record, tokens):
             self._forget(record)
             self._residency.counters.add("no_room")
-            needed = sum(len(slots) for slots in record.slots)
             self.ended.append((record.lease_id, NoRoom(needed, self._residency.takeable(0, drop_dirty=True))))
             return
         record.phase = Phase.ACTIVE

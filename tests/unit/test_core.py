@@ -168,8 +168,8 @@ def test_a_cancelled_reserve_loses_nothing():
     stats = engine.core.stats()
     assert ticket not in engine.answers
     assert stats["leases"] == 0
-    assert stats["tiers"]["gpu"]["blocks_idle"] == 4  # the load went on, and its blocks are there for the next
-    assert stats["tiers"]["gpu"]["slots_free"] == 4
+    assert stats["tiers"]["host"]["blocks_idle"] == 4  # the load went on, and its blocks are there for the next
+    assert stats["tiers"]["gpu"]["slots_free"] == 8
 
 
 def test_a_late_load_cuts_the_prefix_and_never_writes_into_the_leases_slots():
@@ -190,6 +190,35 @@ def test_a_late_load_cuts_the_prefix_and_never_writes_into_the_leases_slots():
     engine.release(lease)
     assert engine.core.stats()["deadline_cuts"] == 1
     engine.check()
+
+
+@pytest.mark.parametrize("host", [None, 4, 64])
+def test_a_hung_disk_does_not_take_the_slots_away(host):
+    """Loads that nobody waits for any more pile up on slots, until no request finds room."""
+    disk = DictTier()
+    engine = make_engine(gpu=8, host=host, disk=disk)
+    for number in range(30):
+        serve(engine, prompt(number, 4))
+        engine.core.submit_flush()
+        engine.run()
+    hung = make_engine(gpu=8, host=host, disk=disk)
+    for number in range(30):
+        ticket = hung.submit_reserve(hung.match(prompt(number, 4)), 4, deadline_s=0.1)
+        hung.plan()
+        hung.clock.advance(0.2)
+        hung.plan()
+        lease = hung.answers.pop(ticket)
+        assert isinstance(lease, Lease), number
+        hung.release(lease)
+        hung.check()
+    stuck = sum(len(batch.transfers) for batch in hung.held if batch.target == 0)
+    assert hung.core.stats()["tiers"]["gpu"]["slots_free"] == 8 - stuck
+    assert stuck <= 4
+    for batch in list(hung.held):
+        hung.finish(batch)
+    hung.run()
+    hung.check()
+    serve(hung, prompt(5, 4))
 
 
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.MISSING, Status.FAILED])
