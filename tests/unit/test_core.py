@@ -333,6 +333,55 @@ def test_a_block_thrown_away_during_a_flush_is_a_failed_one():
     engine.check()
 
 
+def test_a_flush_does_not_wait_for_a_condemned_copy_that_is_held():
+    """One forgotten match on a damaged block stops every flush for as long as it lives."""
+    engine, keys = fill_and_push_down()
+    disk = engine.tiers[2]
+    disk.corrupt.update(disk.rows)
+    match = engine.match(keys, ttl_s=600.0)
+    lease = serve(engine, keys)
+    assert lease.tokens_ready == 0
+    ticket = engine.core.submit_flush()
+    engine.run()
+    assert engine.answers[ticket].failed > 0
+    disk.corrupt.clear()
+    engine.core.release_match(match)
+    engine.run()
+    ticket = engine.core.submit_flush()
+    engine.run()
+    assert engine.answers[ticket].failed == 0
+    assert engine.core.unsaved() == 0
+    engine.check()
+
+
+def test_a_flush_is_content_with_a_copy_that_could_not_be_erased():
+    """A block computed anew while its old copy was leaving a failing disk is waited for in vain."""
+    disk = DictTier(blocks_max=4)
+    engine = make_engine(gpu=8, host=None, disk=disk)
+    for number in (0, 1):  # the second prompt makes the first one leave
+        serve(engine, prompt(number, 4))
+        engine.core.submit_flush()
+        if number == 0:
+            engine.run()
+    serve(engine, prompt(2, 8))  # pushes the first prompt out of memory
+    engine.plan()
+    evicting = next(batch for batch in engine.held if batch.evict)
+    victim = evicting.evict[0].key[4:]
+    assert victim in prompt(0, 4).groups[0]
+    serve_unplanned = engine.core.peek(prompt(0, 4)).tokens
+    assert serve_unplanned < 16
+    lease = engine.answers[engine.submit_reserve(engine.match(prompt(0, 4)), 4)]
+    fill(engine, lease, prompt(0, 4))
+    engine.release(lease)
+    ticket = engine.core.submit_flush()
+    engine.finish(evicting, [Outcome(Status.FAILED)] * (len(evicting.transfers) + len(evicting.evict)))
+    for _ in range(20):
+        engine.clock.advance(1.0)
+        engine.run()
+    assert ticket in engine.answers
+    engine.check()
+
+
 def test_a_reset_during_a_load_is_no_damage():
     """A healthy disk is said to be corrupt."""
     engine, keys = fill_and_push_down()
