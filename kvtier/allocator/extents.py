@@ -3,7 +3,7 @@
 Owns: which extent is lent to which size class, which of its slots is taken, and by whom. Does not own bytes,
 records or I/O.
 Always:  lent extents <= extents_max unless the store was adopted with more; an extent without a taken slot is
-         not lent; used_pages counts exactly the owned slots.
+         not lent; used_pages and slots_of_owner count exactly the owned slots.
 Units:   pages of 4096 bytes. A *place* is the page number of a slot in the slab; a size class is its slots'
          stride in pages; extents and slots are counted from 0.
 
@@ -13,6 +13,7 @@ Life of a slot:  free --take--> taken --own--> owned --give_back--> free. A slot
 
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ class ExtentAllocator:
         self.extent_pages = extent_pages
         self.extents_max = extents_max
         self.used_pages = 0
+        self.slots_of_owner: Counter[int] = Counter()
         self._extents: dict[int, _Extent] = {}
         self._free_slots: dict[int, int] = {}  # by stride
         self._open: dict[int, dict[int, None]] = {}  # by stride: extents with a free slot, in the order they got one
@@ -105,6 +107,11 @@ class ExtentAllocator:
         for index, extent in self._extents.items():
             yield index, extent.stride_pages, extent.taken_slots
 
+    def owners_left_by(self, places: Iterable[int]) -> set[int]:
+        """The owners that giving back these places would leave without a block. Changes nothing."""
+        leaving = Counter(self.owner_of(place) for place in places)
+        return {owner for owner, slots in leaving.items() if owner and slots == self.slots_of_owner[owner]}
+
     def emptied_by(self, places: Iterable[int]) -> list[int]:
         """The extents that giving back these places would empty. Changes nothing."""
         leaving: dict[int, int] = {}
@@ -152,6 +159,7 @@ class ExtentAllocator:
         """The taken slot holds a block of `owner` (not 0) from now on."""
         extent, slot = self._locate(place)
         extent.owners[slot] = owner
+        self.slots_of_owner[owner] += 1
         self.used_pages += extent.stride_pages
 
     def adopt(self, extent: int, stride_pages: int, slots: Sequence[int], owners: Sequence[int]) -> None:
@@ -161,6 +169,7 @@ class ExtentAllocator:
         for slot, owner in zip(slots, owners, strict=True):
             found.taken[slot] = 1
             found.owners[slot] = owner
+            self.slots_of_owner[owner] += 1
         self._count_taken(extent, len(slots))
         self.used_pages += len(slots) * stride_pages
 
@@ -172,6 +181,7 @@ class ExtentAllocator:
             index = self.extent_of(place)
             if extent.owners[slot]:
                 self.used_pages -= extent.stride_pages
+                self.slots_of_owner[extent.owners[slot]] -= 1
             extent.taken[slot] = 0
             extent.owners[slot] = 0
             extent.search_from = min(extent.search_from, slot)
@@ -202,6 +212,9 @@ class ExtentAllocator:
         counted = {stride: slots for stride, slots in self._free_slots.items() if slots}
         if counted != {stride: slots for stride, slots in free.items() if slots}:
             findings.append(f"free slots {free}, counted {counted}")
+        by_owner = Counter(owner for extent in self._extents.values() for owner in extent.owners if owner)
+        if by_owner != +self.slots_of_owner:
+            findings.append(f"slots by owner {dict(by_owner)}, counted {dict(+self.slots_of_owner)}")
         if owned_pages != self.used_pages:
             findings.append(f"{owned_pages} pages owned, {self.used_pages} counted")
         return findings

@@ -155,6 +155,24 @@ def test_a_full_store_makes_room_for_a_second_model(tmp_path):
     assert total <= 4 << 20
 
 
+def test_weights_that_change_for_ever_do_not_fill_the_store(tmp_path):
+    """Every epoch leaves a row behind, until the index of a small store is full of them."""
+    config = config_for(tmp_path / "store", lmdb="2MiB")
+    with kvtier.open_sync(config) as cache:
+        for epoch in range(300):
+            cache.set_weights_epoch(f"step-{epoch}")
+            serve(cache, prompt(config, epoch, 8))
+            assert cache.flush().failed == 0, epoch
+        tier = cache._running._tiers[-1]
+        blocks = cache.stats()["tiers"]["lmdb"]["blocks"]
+        rows = sum(1 for _ in tier._store.index.rows("namespaces"))
+        assert rows <= blocks // 8 + 1
+        assert tier.check() == cache.check() == []
+    latest = config_for(tmp_path / "store", lmdb="2MiB", model={"weights_epoch": "step-299"})
+    with kvtier.open_sync(latest) as cache:
+        assert serve(cache, prompt(latest, 299, 8)).tiers["lmdb"] == 32
+
+
 @pytest.mark.parametrize(
     ("tier", "problem"),
     [

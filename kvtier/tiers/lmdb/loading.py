@@ -64,6 +64,10 @@ def take_stock(index: Index, names: TierNames, allocator: ExtentAllocator, slab_
     found = _newest_of_each_key(found, stock)
     found = _within_capacity(found, allocator.extents_max, stock)
     _adopt(found, strides, allocator, stock)
+    for tier_id in names.tier_ids():
+        if not allocator.slots_of_owner[tier_id]:
+            stock.change.namespaces[ID_KEY.pack(tier_id)] = None
+            names.remove(tier_id)
     stock.blocks = [entry.block for entry in found]
     return stock
 

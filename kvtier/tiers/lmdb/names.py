@@ -39,5 +39,9 @@ class TierNames:
         self._to_local[tier_id] = local
         self.limit = max(self.limit, tier_id + 1)
 
+    def tier_ids(self) -> list[int]:
+        """The ids in use."""
+        return list(self._to_local)
+
     def remove(self, tier_id: int) -> None:
         del self._to_tier[self._to_local.pop(tier_id)]

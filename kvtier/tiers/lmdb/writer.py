@@ -198,6 +198,8 @@ class BatchWriter:
         new_names = self._name(change, moving)
         owners = self._record(change, moving, new_names)
         self._forget_extents(change, leaving)
+        left = self._store.allocator.owners_left_by(leaving) - set(owners.values())
+        change.namespaces.update((ID_KEY.pack(tier_id), None) for tier_id in left)  # epochs come and go for ever
         limit = self._store.generation_limit
         if self._store.generation_next > limit:
             limit = self._store.generation_next + GENERATION_STEP
@@ -207,6 +209,8 @@ class BatchWriter:
             return failure
         for local, tier_id in new_names.items():
             self._store.names.add(tier_id, local)
+        for tier_id in left:
+            self._store.names.remove(tier_id)
         for place, owner in owners.items():
             extent = self._store.allocator.extent_of(place)
             self._recorded[extent] = self._store.allocator.stride_of(extent) or 0
