@@ -90,7 +90,9 @@ class Demotions:
             return []
         size = page_aligned(self._directory.length_bytes(handles[0]))
         alike = [h for h in handles if page_aligned(self._directory.length_bytes(h)) == size]
-        return alike[: self._residency.levels[tier + 1].batch_blocks(size)]
+        # A store holds its sources: on a hung disk all batches together must leave most slots to the living.
+        share = max(1, level.capacity_bytes // level.stride_bytes // (2 * STORES_MAX))
+        return alike[: min(share, self._residency.levels[tier + 1].batch_blocks(size))]
 
     def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
         slots = level.capacity_bytes // level.stride_bytes

@@ -90,6 +90,12 @@ class PolledEngine:
         assert isinstance(answer, Lease | NoRoom)
         return answer
 
+    def reserve_now(self, match: Match, blocks_total: int) -> Lease | NoRoom | None:
+        """Reserve, and take the answer if it needs no transfer; None if it does."""
+        answer = self.answers.pop(self.submit_reserve(match, blocks_total), None)
+        assert answer is None or isinstance(answer, Lease | NoRoom)
+        return answer
+
     def release(self, lease: Lease) -> None:
         self.core.release_lease(lease)
         self._collect()

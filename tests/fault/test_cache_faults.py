@@ -155,6 +155,29 @@ def test_a_full_store_makes_room_for_a_second_model(tmp_path):
     assert total <= 4 << 20
 
 
+def test_reopening_with_the_same_capacity_gives_nothing_up(tmp_path):
+    """Flushed blocks leave at a restart because another model reckons with another index, or the index has grown."""
+    small = config_for(tmp_path / "store", lmdb="8MiB")
+    large = config_for(
+        tmp_path / "store", gpu="256KiB", host="512KiB", lmdb="8MiB", model={"name": "large", "head_dim": 80}
+    )
+    with kvtier.open_sync(large) as cache:
+        for number in range(30):
+            serve(cache, prompt(large, number, 8))
+    blocks = None
+    for config in (small, large, small, large):
+        with kvtier.open_sync(config) as cache:
+            tier = cache.stats()["tiers"]["lmdb"]
+            assert blocks is None or tier["blocks"] == blocks
+            for number in range(300, 500):
+                serve(cache, prompt(config, number, 8))
+                cache.flush()
+            blocks = cache.stats()["tiers"]["lmdb"]["blocks"]
+            assert cache.stats()["tiers"]["lmdb"]["evicted"] > 0 or config is large
+    total = sum(f.stat().st_blocks * 512 for f in (tmp_path / "store").rglob("*") if f.is_file())
+    assert total <= 8 << 20
+
+
 def test_weights_that_change_for_ever_do_not_fill_the_store(tmp_path):
     """Every epoch leaves a row behind, until the index of a small store is full of them."""
     config = config_for(tmp_path / "store", lmdb="2MiB")

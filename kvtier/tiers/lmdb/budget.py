@@ -8,7 +8,7 @@ Pure arithmetic. Units: bytes.
 from dataclasses import dataclass
 
 from kvtier.errors import ConfigError
-from kvtier.types import page_aligned
+from kvtier.types import PAGE_BYTES, page_aligned
 
 MIB = 1 << 20
 EXTENT_BYTES_MAX = 64 * MIB
@@ -39,12 +39,18 @@ class Budget:
 
 
 def split(
-    capacity_bytes: int, length_bytes_max: int, where: str, extent_bytes: int | None = None, index_bytes_min: int = 0
+    capacity_bytes: int,
+    length_bytes_max: int,
+    where: str,
+    extent_bytes: int | None = None,
+    index_bytes_min: int = 0,
+    lent_extents: int = 0,
 ) -> Budget:
     """Split a capacity for blocks of up to `length_bytes_max`.
 
     extent_bytes: of the existing store, None for a new one. index_bytes_min: what its index takes already.
-    where: the place in the configuration, for the message. Raises ConfigError with the numbers.
+    lent_extents: that hold blocks; they are not given up for an index that could be larger, only for a capacity
+    that is smaller. where: the place in the configuration, for the message. Raises ConfigError with the numbers.
     """
     stride = page_aligned(length_bytes_max)
     if extent_bytes is None:
@@ -56,7 +62,9 @@ def split(
             "Use a new path, or delete the store to have it created anew",
         )
     wanted = max(INDEX_BYTES_MIN, capacity_bytes // INDEX_SHARE, capacity_bytes // stride * RECORD_BYTES)
-    index_bytes = page_aligned(max(min(wanted, capacity_bytes // 8), INDEX_BYTES_MIN, index_bytes_min))
+    beside_extents = Budget(capacity_bytes, extent_bytes, 0).index_bytes_max(lent_extents) // PAGE_BYTES * PAGE_BYTES
+    wanted = min(page_aligned(min(wanted, capacity_bytes // 8)), beside_extents)
+    index_bytes = max(wanted, INDEX_BYTES_MIN, page_aligned(index_bytes_min))
     budget = Budget(capacity_bytes, extent_bytes, index_bytes)
     slots = budget.extents_max * (extent_bytes // stride)
     if slots < SLOTS_MIN:

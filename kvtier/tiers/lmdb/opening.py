@@ -144,7 +144,9 @@ def _open_locked(
     index, header = _open_index(folder, lock, settings)
     undo.callback(index.close)
     extent_bytes = header.extent_bytes if header else None
-    budget = split(settings.capacity_bytes, settings.length_bytes_max, settings.where, extent_bytes, index.file_bytes())
+    lent = sum(1 for _ in index.rows("extents"))
+    sizes = settings.capacity_bytes, settings.length_bytes_max
+    budget = split(*sizes, settings.where, extent_bytes, index.file_bytes(), lent)
     header = _header_now(header, budget, settings)
     state = WriterState(os.getpid(), boot_id(), settings.durability, clean=False)
     lock.write_state(state)
