@@ -284,12 +284,15 @@ class NotDemotable(NotDirty):
 
 
 class NotEvictable(Container[int]):
-    """Handles of a persistent tier that are held, or live above as well: those would be written down again."""
+    """Handles of a persistent tier that are held, live above as well (those would be written down again), or
+    were just stored for a flush."""
 
-    def __init__(self, directory: Directory, tier: int) -> None:
+    def __init__(self, directory: Directory, tier: int, flushed: Container[int]) -> None:
         self._directory = directory
         self._tier = tier
+        self._flushed = flushed
 
     def __contains__(self, handle: object) -> bool:
         assert isinstance(handle, int)
-        return self._directory.is_held(handle, self._tier) or self._directory.top(handle) != self._tier
+        held = self._directory.is_held(handle, self._tier)
+        return held or self._directory.top(handle) != self._tier or handle in self._flushed

@@ -73,7 +73,6 @@ class Core:
         self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget, lookahead_requests)
         self._leases = Reservations(self.residency, self.planner, block_specs(model), self._sizes)
         self._matches: dict[int, Match] = {}
-        self._flushes: dict[int, int] = {}  # ticket -> blocks
         self._answers: list[tuple[int, Answer]] = []
         self._last_id = 0
 
@@ -169,7 +168,7 @@ class Core:
     def submit_flush(self) -> int:
         """Copy all that lies only in memory to the lowest persistent tier; `Flushed` comes from `poll`."""
         ticket = self._id()
-        self._flushes[ticket] = self.planner.demotions.flush()
+        self.planner.demotions.flush(ticket)
         return ticket
 
     def submit_drop(self, fingerprint: bytes | None = None) -> int:
@@ -208,10 +207,8 @@ class Core:
                 self._matches.pop(answer.record.match.match_id, None)
         self._leases.ended.clear()
         self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
-        if self._flushes and not self.planner.demotions.flush_left:
-            failed = self.planner.demotions.flush_failed
-            self._answers += [(t, Flushed(blocks, min(failed, blocks))) for t, blocks in self._flushes.items()]
-            self._flushes.clear()
+        ended = self.planner.demotions.flushes.ended()
+        self._answers += [(ticket, Flushed(blocks, failed)) for ticket, blocks, failed in ended]
         answers, self._answers = self._answers, []
         return answers
 

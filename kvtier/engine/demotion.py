@@ -10,20 +10,20 @@ Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 from kvtier.cache.level import Level
 from kvtier.cache.residency import Leaving, NotDemotable, NotEvictable, Residency
 from kvtier.cache.transitions import State
 from kvtier.engine.flight import Flight
+from kvtier.engine.flushes import Flushes
 from kvtier.policies.base import up_to
-from kvtier.types import StoreKey, TransferBatch, page_aligned
+from kvtier.types import TransferBatch, page_aligned
 
 STORES_MAX = 2
 BACKOFF_FIRST_S = 0.1
 BACKOFF_LAST_S = 10.0
-FLUSH_ATTEMPTS_MAX = 3
 COLDEST_TRIED_MAX = 64  # blocks among whose extents one that can be emptied is sought
 SLACK_DIVISOR = 8  # places kept free for the next batch: at most this part of the tier
 
@@ -36,9 +36,7 @@ class Demotions:
         self._directory = residency.directory
         self._flight = flight
         self._queue_bytes = queue_bytes
-        self._flushing: dict[int, StoreKey] = {}
-        self._attempts: dict[int, int] = {}
-        self.flush_failed = 0
+        self.flushes = Flushes()
 
     # ------------------------------------------------------------ planning
 
@@ -80,7 +78,7 @@ class Demotions:
         elif not any(levels[t].failures or levels[t].refused for t in below):
             return
         for handle in handles:
-            self.stored(handle, self._directory.key(handle), tier + 1, done=False)
+            self.flushes.tried(handle, self._directory.key(handle), lowest=False, done=False)
 
     def _chosen(self, tier: int) -> list[int]:
         """A batch of blocks of one size that should go down from this tier: for a flush first, else the policy's."""
@@ -150,7 +148,7 @@ class Demotions:
     def _victims(self, tier: int, count: int, size: int) -> list[int]:
         """Up to `count` blocks of this size in policy order; if the coldest has another size, its whole extent."""
         policy = self._residency.levels[tier].policy
-        staying = NotEvictable(self._directory, tier)
+        staying = NotEvictable(self._directory, tier, self.flushes)
         coldest = policy.candidates(1, staying) if count > 0 else []
         if not coldest:
             return []
@@ -186,18 +184,6 @@ class Demotions:
 
     # ------------------------------------------------------------ results
 
-    def stored(self, handle: int, key: StoreKey, tier: int, *, done: bool) -> None:
-        """A store of a block into `tier` ended."""
-        if self._flushing.get(handle) != key:
-            return
-        if done and self._residency.levels[tier].persistent:
-            self._settle_flush(handle)
-        elif not done:
-            self._attempts[handle] = self._attempts.get(handle, 0) + 1
-            if self._attempts[handle] >= FLUSH_ATTEMPTS_MAX:
-                self._settle_flush(handle)
-                self.flush_failed += 1
-
     def blocked(self, tier: int, now_s: float) -> None:
         """The tier failed: leave it alone for a while, twice as long each time in a row."""
         level = self._residency.levels[tier]
@@ -220,48 +206,27 @@ class Demotions:
         is_ready, top = self._directory.is_ready, self._directory.top
         return [h for h in self._directory.handles() if not is_ready(h, lowest) and top(h) is not None]
 
-    def flush(self) -> int:
-        """Start copying all that lies only in memory to the lowest persistent tier; how many blocks that is."""
-        dirty = self.dirty()
-        for handle in dirty:
-            self._flushing[handle] = self._directory.key(handle)
-        self._attempts.clear()
-        self.flush_failed = 0
-        return len(dirty)
-
-    @property
-    def flush_left(self) -> int:
-        return len(self._flushing)
+    def flush(self, ticket: int) -> None:
+        """Start copying all that lies only in memory to the lowest persistent tier."""
+        self.flushes.begin(ticket, {handle: self._directory.key(handle) for handle in self.dirty()})
 
     def _to_flush(self, tier: int) -> list[int]:
         """Blocks to flush whose lowest copy is READY here and whose way down is clear."""
         below, lowest = tier + 1, len(self._residency.levels) - 1
         ready: list[int] = []
-        safe: list[int] = []
-        lost: list[int] = []
+        settled: dict[int, bool] = {}  # handle -> failed
         limit = self._residency.levels[below].batch_blocks(self._residency.levels[tier].stride_bytes)
-        for handle, key in self._flushing.items():
+        for handle, key in self.flushes.owed():
             if self._directory.key(handle) != key or self._directory.top(handle) is None:
-                lost.append(handle)  # its slot was taken before it could be written
+                settled[handle] = True  # its slot was taken before it could be written
             elif self._directory.is_ready(handle, lowest):
-                safe.append(handle)  # its old copy there could not be erased, say
+                settled[handle] = False  # its old copy there could not be erased, say
             elif self._directory.state(handle, lowest) is State.RECLAIMED:
-                lost.append(handle)  # its old copy is condemned and still held: no telling for how long
+                settled[handle] = True  # its old copy is condemned and still held: no telling for how long
             elif self._directory.is_ready(handle, tier) and self._directory.state(handle, below) is State.GONE:
                 ready.append(handle)
                 if len(ready) == limit:
                     break
-        for handle in (*safe, *lost):
-            self._settle_flush(handle)
-        self.flush_failed += len(lost)
+        for handle, failed in settled.items():
+            self.flushes.settle(handle, failed=failed)
         return ready
-
-    def forget(self, handles: Iterable[int]) -> None:
-        """These blocks are dropped on purpose: a flush does not owe them any more."""
-        for handle in handles:
-            if handle in self._flushing:
-                self._settle_flush(handle)
-
-    def _settle_flush(self, handle: int) -> None:
-        del self._flushing[handle]
-        self._attempts.pop(handle, None)

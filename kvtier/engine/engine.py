@@ -190,7 +190,8 @@ class Engine:
             waiter(error)
 
     def _shut_down(self) -> None:
-        """Nobody waits in vain: what is running ends and is acknowledged, what is asked is refused."""
+        """Nobody waits in vain: what is asked is refused at once, what is running ends and is acknowledged."""
+        self._dismiss(ClosedError("the cache was closed"))
         self._executor.close()
         self._take_turns(0.0)
         self._dismiss(ClosedError("the cache was closed"))

@@ -46,7 +46,7 @@ class Planner:
 
     def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:
         """Forget these blocks at once, and erase their namespace from the persistent tiers (see `drops_ended`)."""
-        self.demotions.forget(handles)
+        self.demotions.flushes.forget(handles)
         for handle in handles:
             self._residency.overtake(handle)
         self._drops.append((ticket, namespace))
@@ -120,7 +120,9 @@ class Planner:
         self._residency.unhold(handle, source)
         self._residency.unhold(handle, target)
         if target > source:
-            self.demotions.stored(handle, key, target, done=outcome.done)
+            self.demotions.flushes.tried(
+                handle, key, lowest=self._residency.levels[target].persistent, done=outcome.done
+            )
         return resolved
 
     def _onwards(self, handle: int, target: int) -> list[int]:

@@ -345,6 +345,44 @@ def test_a_block_thrown_away_during_a_flush_is_a_failed_one():
     engine.check()
 
 
+def test_a_flush_larger_than_the_disk_says_so_and_destroys_nothing_it_saved():
+    """Blocks stored by a flush are evicted by the same flush, and it answers that all is well."""
+    disk = DictTier(blocks_max=6)
+    engine = make_engine(gpu=6, host=8, disk=disk)
+    serve(engine, prompt(1, 6))
+    serve(engine, prompt(2, 4))
+    in_memory = engine.core.stats()["blocks"]
+    ticket = engine.core.submit_flush()
+    for _ in range(20):
+        engine.run()
+        engine.clock.advance(1.0)
+    flushed = engine.answers[ticket]
+    assert flushed.failed >= flushed.blocks - 6
+    assert flushed.blocks - flushed.failed <= len(disk.rows)
+    assert engine.core.stats()["blocks"] == in_memory
+    engine.check()
+
+
+def test_flushes_are_answered_each_for_its_own_blocks():
+    """One flush is told of another one's failures, or waits for its blocks."""
+    disk = DictTier()
+    engine = make_engine(gpu=8, host=None, disk=disk)
+    serve(engine, prompt(1, 2))
+    first = engine.core.submit_flush()
+    (batch,) = engine.plan()
+    serve(engine, prompt(2, 2))
+    second = engine.core.submit_flush()
+    engine.finish(batch)
+    engine.plan()
+    assert engine.answers.pop(first) == Flushed(2, 0)
+    disk.fail_write = Status.FAILED
+    for _ in range(10):
+        engine.clock.advance(20.0)
+        engine.run()
+    assert engine.answers[second] == Flushed(4, 2)
+    engine.check()
+
+
 def test_a_flush_does_not_wait_for_a_condemned_copy_that_is_held():
     """One forgotten match on a damaged block stops every flush for as long as it lives."""
     engine, keys = fill_and_push_down()
