@@ -38,7 +38,7 @@ class Promotions:
         self._directory = residency.directory
         self._flight = flight
         self._queues: dict[Lane, list[tuple[float, int, int]]] = {}  # heaps of (deadline, order, handle)
-        self._queued: dict[tuple[int, int], int] = {}  # (handle, target) -> order; an entry without it was taken back
+        self._queued: dict[tuple[int, int], tuple[int, int]] = {}  # (handle, target) -> order, source; else taken back
         self._order = 0
         self._wanted: dict[int, Promotion] = {}
 
@@ -79,18 +79,14 @@ class Promotions:
         wanted = self._wanted.get(handle)
         if wanted is None or (wanted.entering == 0 and (handle, 0) not in self._queued):
             return
-        queued = (handle, wanted.entering) in self._queued
-        source = self._source(handle)
-        if queued and (wanted.entering == 0 or wanted.staged):
-            del self._queued[handle, wanted.entering]
-            if wanted.entering:
-                self._fail(handle, wanted.entering)
-        else:
-            source = None  # the hop goes on, and holds its source
+        own_hop = wanted.entering == 0 or wanted.staged  # else it is a prefetch's, and goes on
+        hop = self._queued.pop((handle, wanted.entering), None) if own_hop else None
         del self._wanted[handle]
         self._fail(handle, 0)
-        if source is not None:
-            self._residency.unhold(handle, source)
+        if hop is not None:
+            if wanted.entering:
+                self._fail(handle, wanted.entering)
+            self._residency.unhold(handle, hop[1])
 
     def _fail(self, handle: int, tier: int) -> None:
         if self._directory.state(handle, tier) is State.FILLING:
@@ -130,7 +126,7 @@ class Promotions:
         length_bytes, blocks_max = 0, self._blocks_max(lane)
         while queue and len(handles) < blocks_max and length_bytes < self._residency.levels[lane[0]].batch_bytes:
             _, order, handle = heapq.heappop(queue)
-            if self._queued.get((handle, lane[1])) == order:
+            if self._queued.get((handle, lane[1])) == (order, lane[0]):
                 del self._queued[handle, lane[1]]
                 handles.append(handle)
                 length_bytes += self._directory.length_bytes(handle)
@@ -160,5 +156,5 @@ class Promotions:
     def _hop(self, handle: int, lane: Lane, deadline_s: float) -> None:
         self._directory.hold(handle, lane[0])
         self._order += 1
-        self._queued[handle, lane[1]] = self._order
+        self._queued[handle, lane[1]] = (self._order, lane[0])
         heapq.heappush(self._queues.setdefault(lane, []), (deadline_s, self._order, handle))

@@ -497,6 +497,33 @@ def test_a_drop_overtakes_transfers_in_flight():
     assert engine.core.stats()["blocks"] == 0
 
 
+@pytest.mark.parametrize("host", [None, 16])
+@pytest.mark.parametrize("hops", [0, 1])
+def test_giving_up_a_dropped_prefix_lets_everything_go(host, hops):
+    """A reset and a cancelled load meet in the queue, and slots stay in quarantine for good."""
+    disk = DictTier()
+    engine = make_engine(gpu=8, host=host, disk=disk)
+    keys = prompt(1, 4)
+    serve(engine, keys)
+    engine.core.submit_flush()
+    engine.run()
+    engine = make_engine(gpu=8, host=host, disk=disk)
+    match = engine.match(keys)
+    ticket = engine.submit_reserve(match, 4)
+    if hops and host:
+        (batch,) = engine.plan()
+        engine.finish(batch)  # the blocks are in host memory, their next hop is queued
+    engine.core.submit_drop()
+    engine.core.give_up(ticket)
+    engine.core.release_match(match)
+    engine.run()
+    engine.check()
+    tiers = engine.core.stats()["tiers"]
+    assert tiers["gpu"]["slots_free"] == 8
+    assert not host or tiers["host"]["slots_free"] == host
+    assert not disk.rows
+
+
 def test_blocks_stored_after_a_reset_survive_it():
     """A reset erases what was written after it."""
     disk = DictTier()
