@@ -88,6 +88,12 @@ class Bench:
         assert not self.core.check()
         return answers
 
+    def run(self):
+        """Step until nothing moves any more."""
+        for _ in range(10):
+            self.step()
+        assert not self.core.busy
+
     def store(self, keys):
         for group in keys.groups:
             for key in group:
@@ -102,8 +108,7 @@ class Bench:
         self.foreign.memory.clear()
         match = self.core.match(keys, "req", None, self.now_s + 30)
         self.surface.submit(Load(match, 1.0), self.now_s)
-        self.step()
-        self.step()
+        self.run()
         self.foreign.finish_all()
         self.step()
         return dict(self.foreign.memory)
@@ -117,7 +122,7 @@ def test_blocks_of_a_foreign_engine_go_down_and_come_back(groups):
     bench.store(keys)
     assert bench.core.peek(keys).tokens == 12
     bench.core.submit_flush()
-    bench.step()
+    bench.run()
     fresh = Bench(disk=bench.disk, groups=groups)
     restored = fresh.load(keys)
     assert restored == {key: content_of(key, BLOCK_BYTES) for group in keys.groups for key in group}
