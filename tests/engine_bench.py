@@ -104,3 +104,21 @@ def serve(engine: PolledEngine, keys: Keys, keep: bool = False) -> Lease:
     if not keep:
         engine.release(lease)
     return lease
+
+
+def tiers_of(engine, keys):
+    """Where the fastest copies of a prefix lie."""
+    return engine.core.peek(keys).tiers
+
+
+def fill_and_push_down(disk=None, blocks=4):
+    """A prompt that lies on disk only, and the engine it does so in."""
+    disk = disk or DictTier()
+    engine = make_engine(gpu=8, host=16, disk=disk)
+    keys = prompt(1, blocks)
+    serve(engine, keys)
+    engine.core.submit_flush()
+    engine.run()
+    fresh = make_engine(gpu=8, host=16, disk=disk)
+    assert tiers_of(fresh, keys) == {"gpu": 0, "host": 0, "lmdb": blocks * BLOCK_TOKENS}
+    return fresh, keys

@@ -49,6 +49,11 @@ class Level:
         assert self.pool is not None, f"tier {self.name} has no slots"
         return self.pool
 
+    @property
+    def slots_usable(self) -> int:
+        """Slots that may hold a block: all but the null slot."""
+        return self.capacity_bytes // self.stride_bytes
+
     def batch_blocks(self, length_bytes: int) -> int:
         """How many blocks of a length make a batch that is worth its overhead."""
         return max(1, self.batch_bytes // max(1, length_bytes))

@@ -89,15 +89,14 @@ class Demotions:
         size = page_aligned(self._directory.length_bytes(handles[0]))
         alike = [h for h in handles if page_aligned(self._directory.length_bytes(h)) == size]
         # A store holds its sources: on a hung disk all batches together must leave most slots to the living.
-        share = max(1, level.capacity_bytes // level.stride_bytes // (2 * STORES_MAX))
+        share = max(1, level.slots_usable // (2 * STORES_MAX))
         return alike[: min(share, self._residency.levels[tier + 1].batch_blocks(size))]
 
     def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
-        slots = level.capacity_bytes // level.stride_bytes
         lane = (tier, tier + 1)
         available = self._residency.takeable(tier, drop_dirty=False) + self._flight.blocks[lane]
-        low = max(1, ceil(level.low_watermark * slots))
-        high = max(low + 1, ceil(level.high_watermark * slots))
+        low = max(1, ceil(level.low_watermark * level.slots_usable))
+        high = max(low + 1, ceil(level.high_watermark * level.slots_usable))
         level.demoting = available < (high if level.demoting else low)
         if not level.demoting:
             return []

@@ -118,7 +118,7 @@ class Promotions:
         source, target = (self._residency.levels[tier] for tier in lane)
         if lane[1] or not source.persistent:
             return inf
-        return max(1, target.capacity_bytes // target.stride_bytes // 2) - self._flight.blocks[lane]
+        return max(1, target.slots_usable // 2) - self._flight.blocks[lane]
 
     def _next(self, lane: Lane, queue: list[tuple[float, int, int]]) -> list[int]:
         """Take a batch's worth of hops out of a lane's queue."""

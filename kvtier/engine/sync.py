@@ -13,7 +13,7 @@ from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Answer, Core, Dropped, Flushed
 from kvtier.engine.engine import Reply
-from kvtier.engine.verbs import CacheVerbs
+from kvtier.engine.verbs import CacheVerbs, answer_of
 from kvtier.errors import KvtierError
 
 
@@ -95,10 +95,7 @@ class SyncCache(CacheVerbs):
             if give_up is not None:
                 engine.post(lambda core, now_s: give_up(core, ticket))
             raise
-        if isinstance(reply, KvtierError):
-            raise reply
-        assert isinstance(reply, Lease | NoRoom | Flushed | Dropped)
-        return reply
+        return answer_of(reply)
 
 
 def open_sync(config: Configuration) -> SyncCache:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvtier.blocks.hashing import Keys
 from kvtier.blocks.spec import DTYPES, BlockSpec, block_specs
-from kvtier.cache.leases import Found, Lease, Match
+from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
 from kvtier.engine.build import start
-from kvtier.engine.core import Answer, Core
-from kvtier.engine.engine import Engine
+from kvtier.engine.core import Answer, Core, Dropped, Flushed
+from kvtier.engine.engine import Engine, Reply
 from kvtier.engine.polled import Job, Request
 from kvtier.errors import ClosedError, KvtierError, UsageError
 from kvtier.tiers.base import SupportsArray
@@ -23,6 +23,14 @@ from kvtier.types import BatchDone, BlockKey
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def answer_of(reply: Reply) -> Answer:
+    """The answer to a question of this cache; raises what the engine answered instead of one."""
+    if isinstance(reply, KvtierError):
+        raise reply
+    assert isinstance(reply, Lease | NoRoom | Flushed | Dropped)
+    return reply
 
 
 class CacheVerbs:
