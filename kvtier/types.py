@@ -160,8 +160,8 @@ class EvictItem:
 class WriteBatch:
     """Items, evictions and policy state that a persistent tier applies in one transaction.
 
-    `sidecar` rows are opaque to the tier: ``None`` deletes. A place freed by `evict` is reused only after the
-    transaction that freed it is committed.
+    `sidecar` rows are opaque to the tier: ``None`` deletes. Its outcome is NO_ROOM where the rest of the batch went
+    well without it. A place freed by `evict` is reused only after the transaction that freed it is committed.
     """
 
     items: Sequence[WriteItem] = ()
@@ -198,8 +198,8 @@ class Transfer:
 class TransferBatch:
     """Transfers with the same source and target, executed and reported together; half of it may fail.
 
-    `evict` belongs to the target tier's transaction. With `source == target` the batch only evicts, or drops the
-    namespace `drop` (an engine-local id).
+    `evict` and `sidecar` belong to the target tier's transaction. With `source == target` nothing moves: the batch
+    evicts, writes the sidecar, or drops the namespace `drop` (an engine-local id).
     """
 
     batch_id: int
@@ -208,11 +208,18 @@ class TransferBatch:
     transfers: tuple[Transfer, ...]
     evict: tuple[EvictItem, ...] = ()
     drop: int | None = None
+    sidecar: Mapping[bytes, bytes | None] = field(default_factory=dict)
+
+    @property
+    def outcomes(self) -> int:
+        """How many outcomes its acknowledgement has."""
+        return 1 if self.drop is not None else len(self.transfers) + len(self.evict) + bool(self.sidecar)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The terminal acknowledgement of a batch: one outcome per transfer, then one per eviction (or for the drop)."""
+    """The terminal acknowledgement of a batch: one outcome per transfer, one per eviction, one for a sidecar that is
+    not empty; or one for the drop."""
 
     batch_id: int
     outcomes: tuple[Outcome, ...]

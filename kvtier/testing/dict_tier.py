@@ -29,6 +29,7 @@ class DictTier:
         self.blocks_max = blocks_max
         self.rows: dict[int, tuple[StoreKey, int, bytes]] = {}  # place -> key, generation, payload
         self.traits = TierTraits(blocks_max << 20, 0, True, False, batch_bytes)
+        self.notes: dict[bytes, bytes] = {}  # the sidecar
         self.fail_write: Status | None = None
         self.fail_read: Status | None = None
         self.corrupt: set[int] = set()
@@ -54,7 +55,7 @@ class DictTier:
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
         if self.fail_write is Status.FAILED:
-            return [Outcome(Status.FAILED)] * (len(batch.items) + len(batch.evict))
+            return [Outcome(Status.FAILED)] * (len(batch.items) + len(batch.evict) + bool(batch.sidecar))
         written = [self._write(item) for item in batch.items]  # before the evictions: their places are not free yet
         evicted = []
         for eviction in batch.evict:
@@ -63,7 +64,11 @@ class DictTier:
             if known:
                 del self.rows[eviction.place]
             evicted.append(DONE if known else Outcome(Status.MISSING))
-        return written + evicted
+        for name, row in batch.sidecar.items():
+            self.notes.pop(name, None)
+            if row is not None:
+                self.notes[name] = row
+        return written + evicted + [DONE] * bool(batch.sidecar)
 
     def _write(self, item: WriteItem) -> Outcome:
         if self.fail_write is not None or len(self.rows) >= self.blocks_max:
@@ -90,6 +95,9 @@ class DictTier:
 
     def neighbours(self, place: int) -> int:
         return place
+
+    def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
+        return iter(sorted(self.notes.items()))
 
     def used_bytes(self) -> int:
         return sum(len(payload) for _, _, payload in self.rows.values())

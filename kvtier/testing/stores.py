@@ -65,11 +65,11 @@ class StoreDriver:
     def write(
         self, numbers: Sequence[int], length_bytes: int = 5000, evict: Sequence[int] = (), **sidecar: bytes
     ) -> list[Status]:
-        """Write and evict blocks in one batch; statuses of the items, then of the evictions."""
+        """Write and evict blocks in one batch; statuses of the items, evictions and, with rows, sidecar."""
         rows = {name.encode(): row for name, row in sidecar.items()}
         items = [self.item(number, length_bytes) for number in numbers]
         outcomes = self.tier.write(WriteBatch(items, [self.evict_item(number) for number in evict], rows))
-        for number, outcome in zip(evict, outcomes[len(items) :], strict=True):
+        for number, outcome in zip(evict, outcomes[len(items) : len(items) + len(evict)], strict=True):
             if outcome.done:
                 del self.kept[number]
         for number, outcome in zip(numbers, outcomes, strict=False):

@@ -47,7 +47,7 @@ class Tier(Protocol):
         ...
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
-        """Keep the items and drop the evictions: one outcome per item, then one per eviction.
+        """Keep the items and drop the evictions: one outcome per item, one per eviction, one for a sidecar with rows.
 
         When it returns, what is DONE is durable as the tier's durability mode promises.
         """
@@ -96,6 +96,15 @@ class SupportsScan(Protocol):
 
     def used_bytes(self) -> int:
         """Bytes of the blocks kept, strides included. Thread-safe, no I/O."""
+        ...
+
+
+@runtime_checkable
+class SupportsSidecar(Protocol):
+    """A persistent tier that keeps the rows of `WriteBatch.sidecar`."""
+
+    def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
+        """The rows that batches left, in key order."""
         ...
 
 

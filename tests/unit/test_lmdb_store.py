@@ -118,9 +118,9 @@ def test_a_full_index_can_be_emptied(tmp_path: Path) -> None:
     """Sidecar rows that fill the index would leave a store in which nothing can be evicted any more."""
     store = StoreDriver(tmp_path / "s", capacity_bytes=2 << 20)
     assert set(store.write(range(30), 4096)) == {DONE_STATUS}
-    statuses = []
+    statuses = [DONE_STATUS]
     for row in range(200):
-        statuses += store.write([100 + row], 1, **{f"row{row}": os.urandom(40_000)})
+        statuses = store.write([100 + row], 1, **{f"row{row}": os.urandom(40_000)})
         if statuses[-1] is not DONE_STATUS:
             break
     assert statuses[-1] is Status.NO_ROOM
@@ -132,12 +132,22 @@ def test_a_full_index_can_be_emptied(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_sidecar_without_room_costs_no_block(tmp_path: Path) -> None:
+    """The order of blocks would be worth more than the blocks."""
+    store = StoreDriver(tmp_path / "s", capacity_bytes=2 << 20)
+    assert store.write(range(30), 4096, note=os.urandom(3 << 20)) == [DONE_STATUS] * 30 + [Status.NO_ROOM]
+    assert list(store.tier.sidecar()) == []
+    assert set(store.read(range(30))) == {DONE_STATUS}
+    assert store.write([30], 4096, [0], note=b"small") == [DONE_STATUS] * 3
+    store.close()
+
+
 def test_the_index_grows_into_unlent_extents(tmp_path: Path) -> None:
     """Many small rows would end as NO_ROOM although the store is nearly empty."""
     store = StoreDriver(tmp_path / "s", capacity_bytes=8 << 20)
     before = store.tier.traits.capacity_bytes
     for row in range(40):
-        assert store.write([row], 1, **{f"row{row}": os.urandom(60_000)}) == [DONE_STATUS]
+        assert store.write([row], 1, **{f"row{row}": os.urandom(60_000)}) == [DONE_STATUS] * 2
     assert store.tier.traits.capacity_bytes < before
     assert len(list(store.tier.sidecar())) == 40
     store.close()

@@ -9,6 +9,9 @@ eviction is applied, and the batch's slots are free again. A slot freed by a bat
     the others        go on                   FAILED                 NO_ROOM / FAILED
     the slots         free again              withheld till reopen   free again
     evictions         go on                   FAILED, not applied    NO_ROOM / FAILED, not applied
+    the sidecar       goes on                 FAILED, not applied    NO_ROOM / FAILED, not applied
+
+A full index first gives up the batch's sidecar, for blocks are worth more than their order.
 """
 
 import errno
@@ -76,17 +79,20 @@ class BatchWriter:
         self._synced = store.header.durability != "none"
         self._recorded = dict(store.stock.strides)  # extent -> stride, as the index has it
         self._broken = ""  # why nothing can be committed any more
+        self._sidecar_dropped = False  # of the batch in hand
 
     # ------------------------------------------------------------ verbs
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
-        """One outcome per item, then one per eviction."""
+        """One outcome per item, one per eviction, one for a sidecar with rows."""
         if self._broken:
-            return [Outcome(Status.FAILED, detail=self._broken)] * (len(batch.items) + len(batch.evict))
+            count = len(batch.items) + len(batch.evict) + bool(batch.sidecar)
+            return [Outcome(Status.FAILED, detail=self._broken)] * count
         leaving, evictions = self._due(batch.evict)
         writings = [self._accepted(item) for item in batch.items]
         self._place([writing for writing in writings if writing.outcome is None])
         failure = self._write_payload([writing for writing in writings if writing.outcome is None])
+        self._sidecar_dropped = False
         moving = [writing for writing in writings if writing.outcome is None]
         if failure is None and (moving or leaving or batch.sidecar):
             failure = self._commit(moving, leaving, batch)
@@ -99,7 +105,11 @@ class BatchWriter:
         if failure is not None:
             evictions = [failure if outcome.done else outcome for outcome in evictions]
         self._room.refresh()
-        return [writing.outcome for writing in writings if writing.outcome is not None] + evictions
+        ends = [writing.outcome for writing in writings if writing.outcome is not None] + evictions
+        if batch.sidecar:
+            dropped = Outcome(Status.NO_ROOM, detail="the index has no room for the sidecar")
+            ends.append(failure or (dropped if self._sidecar_dropped else DONE))
+        return ends
 
     def drop(self, local: int) -> Outcome:
         """Forget a namespace: its row goes, and with it the meaning of every record that names it."""
@@ -268,8 +278,12 @@ class BatchWriter:
             try:
                 self._store.index.commit(change)
             except IndexFull:
-                if not self._room.grow_index(evicting):
+                if self._room.grow_index(evicting and not change.sidecar):  # the reserve is for blocks
+                    continue
+                if not change.sidecar:
                     return Outcome(Status.NO_ROOM, detail="the index is full")
+                change.sidecar = {}
+                self._sidecar_dropped = True
             except lmdb.Error as error:
                 if not self._store.index.is_writable():
                     self._broken = f"the index stopped after an error: {error}"
