@@ -17,8 +17,11 @@ ENGINE_COUNTERS = (
     "committed_blocks",
     "duplicate_blocks",  # committed while the key had a copy already
     "stale_commits",  # not published: the weights had changed under the lease
-    "prefetched_blocks",
-    "prefetch_refused",  # hints beyond the budget
+    "prefetched_blocks",  # brought up for a hint: each is one of the next three, or still waits for its request
+    "prefetch_useful",  # in memory when a reservation came for them
+    "prefetch_late",  # still under way then
+    "prefetch_wasted",  # nobody came in time, or the load failed
+    "prefetch_refused",  # hints that budget, slots or lookahead did not let be worked for as a whole
     "matches_expired",
     "late_results",  # transfers that were overtaken by a drop, reset or release
 )

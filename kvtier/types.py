@@ -195,11 +195,23 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Remap:
+    """Memory that a tier gets or gives back, in granules of its address range.
+
+    unused: the slots that touch what is unmapped; nobody uses them from now on. One outcome: wholly or not at all.
+    """
+
+    map: tuple[int, ...] = ()
+    unmap: tuple[int, ...] = ()
+    unused: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class TransferBatch:
     """Transfers with the same source and target, executed and reported together; half of it may fail.
 
     `evict` and `sidecar` belong to the target tier's transaction. With `source == target` nothing moves: the batch
-    evicts, writes the sidecar, or drops the namespace `drop` (an engine-local id).
+    evicts, writes the sidecar, drops the namespace `drop` (an engine-local id), or changes a tier's memory.
     """
 
     batch_id: int
@@ -209,17 +221,20 @@ class TransferBatch:
     evict: tuple[EvictItem, ...] = ()
     drop: int | None = None
     sidecar: Mapping[bytes, bytes | None] = field(default_factory=dict)
+    remap: Remap | None = None
 
     @property
     def outcomes(self) -> int:
         """How many outcomes its acknowledgement has."""
-        return 1 if self.drop is not None else len(self.transfers) + len(self.evict) + bool(self.sidecar)
+        if self.drop is not None or self.remap is not None:
+            return 1
+        return len(self.transfers) + len(self.evict) + bool(self.sidecar)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
     """The terminal acknowledgement of a batch: one outcome per transfer, one per eviction, one for a sidecar that is
-    not empty; or one for the drop."""
+    not empty; or one for the drop or the remap."""
 
     batch_id: int
     outcomes: tuple[Outcome, ...]

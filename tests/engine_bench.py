@@ -1,12 +1,13 @@
 """Builds small polled engines for the tests of cache/ and engine/: tiny blocks whose content follows from their key."""
 
 import hashlib
+from collections.abc import Sequence
 
 from kvtier.allocator.block_pool import BlockPool
 from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease
 from kvtier.cache.level import Level, Room
-from kvtier.policies.lru import LRU
+from kvtier.policies import POLICIES
 from kvtier.testing.dict_tier import DictTier
 from kvtier.testing.polled import PolledEngine
 from kvtier.tiers.gpu import GpuTier
@@ -35,12 +36,23 @@ def make_engine(
     disk: DictTier | None = None,
     model: ModelSpec | None = None,
     watermarks: tuple[float, float] = (0.25, 0.5),
+    policies: Sequence[str] = ("lru", "lru", "lru"),
+    gpu_max: int = 0,
 ) -> PolledEngine:
-    """An engine with `gpu` usable slots, `host` slots (None: no such tier) and a disk tier if one is given."""
+    """An engine with `gpu` usable slots, `host` slots (None: no such tier) and a disk tier if one is given.
+
+    A slot of the gpu tier is a granule; it may grow to `gpu_max` usable ones.
+    """
     model = model or tiny_model()
     low, high = watermarks
     tiers: list = [
-        GpuTier.create(name="gpu", device="host", capacity_bytes=(gpu + 1) * PAGE_BYTES, length_bytes_max=BLOCK_BYTES)
+        GpuTier.create(
+            name="gpu",
+            device="host",
+            capacity_bytes=(gpu + 1) * PAGE_BYTES,
+            capacity_max_bytes=(gpu_max + 1) * PAGE_BYTES,
+            length_bytes_max=BLOCK_BYTES,
+        )
     ]
     if host is not None:
         tiers.append(
@@ -53,10 +65,13 @@ def make_engine(
     levels = []
     for index, tier in enumerate(tiers):
         disk_tier = tier if isinstance(tier, DictTier) else None
+        blocks = disk_tier.blocks_max if disk_tier else tier.traits.capacity_bytes // PAGE_BYTES
         levels.append(
             Level(
                 name=tier.name,
-                policy=LRU(),
+                policy=POLICIES.get(policies[index])(blocks),
+                policy_name=policies[index],
+                policy_blocks=blocks,
                 batch_bytes=4 * PAGE_BYTES,
                 capacity_bytes=disk_tier.blocks_max * PAGE_BYTES if disk_tier else tier.traits.capacity_bytes,
                 stride_bytes=0 if disk_tier else tier.stride_bytes,
@@ -64,8 +79,11 @@ def make_engine(
                 room=Room(disk_tier.room, disk_tier.neighbours, disk_tier.used_bytes) if disk_tier else None,
                 low_watermark=low,
                 high_watermark=high,
+                geometry=tier.geometry if index == 0 else None,
+                granules=set(tier.granules_mapped) if index == 0 else set(),
             )
         )
+    levels[0].slots.withdraw(range(gpu + 1, tiers[0].geometry.slots))
     engine = PolledEngine(model, tiers, levels)
     assert engine.core.residency.levels[0].slots.slots_free == gpu
     return engine

@@ -7,7 +7,7 @@ Prompts share prefixes: `depth` blocks of one of a few families, the last block 
 from kvtier.blocks.hashing import hash_blocks
 from kvtier.cache.leases import Lease, NoRoom
 from kvtier.testing.dict_tier import DictTier
-from kvtier.types import block_key_of
+from kvtier.types import PAGE_BYTES, block_key_of
 from tests.engine_bench import BLOCK_BYTES, BLOCK_TOKENS, content_of, make_engine, tiny_model
 
 GPU, HOST, DISK = 6, 5, 12  # slots and blocks per group
@@ -16,8 +16,9 @@ GPU, HOST, DISK = 6, 5, 12  # slots and blocks per group
 class World:
     """Operations that a test, or chance, may call in any order."""
 
-    def __init__(self, host, groups):
+    def __init__(self, host, groups, policies=("lru", "lru", "lru")):
         self.model = tiny_model(groups=groups)
+        self.policies = policies if host else (policies[0], policies[2])
         self.gpu = GPU * groups
         self.host = HOST * groups if host else None
         self.disk = DictTier(blocks_max=DISK * groups)
@@ -25,7 +26,11 @@ class World:
         self.pending = {}  # ticket -> keys
         self.leases = {}  # ticket -> (lease, keys, whether committed)
         self.drops = {}  # ticket -> generation of the last row before it
-        self.engine = make_engine(self.gpu, self.host, self.disk, self.model)
+        self.resizes = {}  # ticket -> usable slots asked for
+        self.engine = self.start()
+
+    def start(self):
+        return make_engine(self.gpu, self.host, self.disk, self.model, policies=self.policies, gpu_max=2 * self.gpu)
 
     def keys_of(self, family, depth, branch):
         tokens = [family * 100 + i for i in range((depth - 1) * BLOCK_TOKENS)] + [1000 + branch] * BLOCK_TOKENS
@@ -91,6 +96,10 @@ class World:
             else:
                 assert isinstance(answer, NoRoom)
 
+        for ticket in [t for t in self.resizes if t in self.engine.answers]:
+            self.resizes.pop(ticket)
+            assert self.engine.answers.pop(ticket).bytes <= (2 * self.gpu + 1) * PAGE_BYTES
+
         for ticket in [t for t in self.drops if t in self.engine.answers]:
             before, answer = self.drops.pop(ticket), self.engine.answers.pop(ticket)
             if answer.durable:
@@ -122,6 +131,10 @@ class World:
         self.engine.run()
         self._collect()
 
+    def resize(self, slots):
+        """Ask for so many usable slots; what comes of it is looked at when it is answered."""
+        self.resizes[self.engine.core.submit_resize("gpu", (slots + 1) * PAGE_BYTES)] = slots
+
     def reset(self):
         self.drops[self.engine.core.submit_drop()] = self.disk.generation
         self.computed.clear()
@@ -131,16 +144,37 @@ class World:
         stored = {block_key_of(key) for key, _, _ in self.disk.rows.values()}
         if self.engine.held or not stored <= self.computed:
             return
+        before = self.leaving()
+        all_known = {key for key, _, _ in self.disk.rows.values()} == set(before[0])  # none was on its way out
+        written_down = not self.order().changed and all_known
         self.engine.close()
         self.pending.clear()
         self.leases.clear()
         self.drops.clear()
-        self.engine = make_engine(self.gpu, self.host, self.disk, self.model)
+        self.resizes.clear()
+        self.engine = self.start()
+        if written_down:
+            assert self.leaving() == before, "a restart has changed the order of eviction"
+
+    def order(self):
+        """The policy of the disk."""
+        return self.engine.core.residency.levels[-1].policy
+
+    def leaving(self):
+        """What would leave the disk, in order, and what its policy remembers."""
+        key, order = self.engine.core.residency.directory.key, self.order()
+        return [key(h) for h in order.candidates(len(order))], {key(h) for h in order.ghosts()}
 
     # ------------------------------------------------------------ the end
 
     def check(self):
         self.engine.check()
+        gpu, level = self.engine.tiers[0], self.engine.core.residency.levels[0]
+        assert gpu.check() == []
+        if not any(batch.remap for batch in self.engine.held):
+            assert gpu.granules_mapped == level.granules
+            assert gpu._driver.used_bytes == len(level.granules) * PAGE_BYTES, "memory did not go back"
+            assert level.capacity_bytes == gpu.traits.capacity_bytes
 
     def wind_up(self):
         """When everybody has left and the disk works, every slot can be had again, and nothing is lost track of."""
@@ -152,9 +186,13 @@ class World:
         for _ in range(5):
             self.engine.clock.advance(60.0)
             self.run()
+        self.resize(self.gpu)
+        [asked] = self.resizes
+        self.engine.run()
+        assert self.engine.answers[asked].bytes == (self.gpu + 1) * PAGE_BYTES, "nobody holds a slot any more"
         self.check()
         stats = self.engine.core.stats()
-        assert (stats["leases"], stats["batches_in_flight"]) == (0, 0)
+        assert (stats["leases"], stats["batches_in_flight"], stats["tiers"]["gpu"]["slots"]) == (0, 0, self.gpu + 1)
         for name, slots in (("gpu", self.gpu), ("host", self.host)):
             if slots is not None:
                 tier = stats["tiers"][name]

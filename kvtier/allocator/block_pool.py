@@ -1,12 +1,13 @@
 """BlockPool: which slot of one memory tier is free, taken or in quarantine, and what it holds.
 
 Owns: the state, generation and occupant of every slot. Owns no bytes, no order of eviction and no time.
-Always:  free + taken + quarantined == total, the null slot not counted; only a taken or
+Always:  free + taken + quarantined + withdrawn == total, the null slot not counted; only a taken or
          quarantined slot has an occupant.
 Units:   slots (index), handles (index that the directory gives to a key), generations (u32, wraps).
 
 A late transfer may write into a slot long after everyone has lost interest. Such a slot waits in quarantine for
-the terminal acknowledgement, and each taking has a new generation, so that what is stale can be told.
+the terminal acknowledgement, and each taking has a new generation, so that what is stale can be told. A slot whose
+memory goes, or is not there yet, is withdrawn.
 """
 
 from array import array
@@ -19,8 +20,8 @@ from kvtier.errors import InvariantError
 NULL_SLOT = 0
 GENERATIONS = 2**32
 
-_FREE, _TAKEN, _QUARANTINED, _NULL = range(4)
-_STATE_NAMES = ("free", "taken", "quarantined", "the null slot")
+_FREE, _TAKEN, _QUARANTINED, _NULL, _WITHDRAWN = range(5)
+_STATE_NAMES = ("free", "taken", "quarantined", "the null slot", "withdrawn")
 _NOBODY = -1
 
 
@@ -30,6 +31,7 @@ class BlockPool:
     def __init__(self, slots_total: int, null_slot: bool) -> None:
         self.slots_total = slots_total
         self.slots_quarantined = 0
+        self.slots_withdrawn = 0
         self._state = array("B", [_FREE]) * slots_total
         self._generation = array("I", [0]) * slots_total
         self._occupant = array("i", [_NOBODY]) * slots_total
@@ -130,6 +132,25 @@ class BlockPool:
         self._expect_slot(slot)
         return self._state[slot] == _FREE
 
+    def is_withdrawn(self, slot: int) -> bool:
+        self._expect_slot(slot)
+        return self._state[slot] == _WITHDRAWN
+
+    def withdraw(self, slots: Iterable[int]) -> None:
+        """Free slots that nobody is to take, for their memory goes or is not there."""
+        for slot in slots:
+            self._expect(slot, _FREE, "withdraw")
+            self._free.remove(slot)
+            self._state[slot] = _WITHDRAWN
+            self.slots_withdrawn += 1
+
+    def restore(self, slots: Iterable[int]) -> None:
+        """Withdrawn slots are free again."""
+        for slot in sorted(slots, reverse=True):
+            self._expect(slot, _WITHDRAWN, "restore")
+            self.slots_withdrawn -= 1
+            self._set_free(slot)
+
     def quarantine(self, slot: int) -> None:
         """A taken slot whose block is gone but whose bytes somebody may still use. Its occupant stays noted."""
         self._expect(slot, _TAKEN, "quarantine")
@@ -152,6 +173,9 @@ class BlockPool:
         quarantined = sum(state == _QUARANTINED for state in self._state)
         if quarantined != self.slots_quarantined:
             findings.append(f"pool: {quarantined} slots in quarantine, {self.slots_quarantined} counted")
+        withdrawn = sum(state == _WITHDRAWN for state in self._state)
+        if withdrawn != self.slots_withdrawn:
+            findings.append(f"pool: {withdrawn} slots are withdrawn, {self.slots_withdrawn} counted")
         by_slot: dict[int, set[int]] = {}
         for slot, handle in enumerate(self._occupant):
             if handle != _NOBODY:

@@ -78,6 +78,11 @@ class Arena:
         return sum(len(self.geometry.slots_within(run)) for run in runs(sorted(self._mapped)))
 
     @property
+    def granules_mapped(self) -> frozenset[int]:
+        """The granules that have memory now."""
+        return frozenset(self._mapped)
+
+    @property
     def mapped_bytes(self) -> int:
         return len(self._mapped) * self.geometry.granule_bytes
 
@@ -94,8 +99,8 @@ class Arena:
     def grow(self, length_bytes: int) -> list[int]:
         """Map at least so many bytes more, and the null block; lowest addresses first.
 
-        Returns the slots won, zeroed. Raises OutOfMemory or DriverError, or InvariantError if the range has no
-        such room; then nothing changed.
+        Returns the slots won, zeroed. Raises as `map` does, or InvariantError if the range has no such room; then
+        nothing changed.
         """
         self._lifetime.expect()
         missing = [granule for granule in range(self.geometry.granules) if granule not in self._mapped]
@@ -103,16 +108,30 @@ class Arena:
         count = max(len(null_block), -(-length_bytes // self.geometry.granule_bytes))
         if length_bytes < 0 or count > len(missing):
             raise InvariantError(f"arena: cannot map {length_bytes} bytes, {len(missing)} granules are left")
+        return self.map(missing[:count])
+
+    def map(self, granules: Iterable[int]) -> list[int]:
+        """Map these granules, with idle memory first. Returns the slots won, zeroed.
+
+        Raises OutOfMemory or DriverError, or InvariantError if one is mapped already or not of the range; then nothing
+        changed.
+        """
+        self._lifetime.expect()
+        arriving = sorted(granules)
+        if len(set(arriving)) != len(arriving) or any(
+            granule in self._mapped or not 0 <= granule < self.geometry.granules for granule in arriving
+        ):
+            raise InvariantError(f"arena: granules {arriving} cannot all be mapped")
         with ExitStack() as undo:
-            handles = self._idle[:count]
-            for _ in range(count - len(handles)):
+            handles = self._idle[: len(arriving)]
+            for _ in range(len(arriving) - len(handles)):
                 handles.append(self._driver.create(self.geometry.granule_bytes))
                 undo.callback(self._driver.release, handles[-1])
-            arriving = dict(zip(missing, handles, strict=False))
-            self._map(arriving, undo)
+            mapped = dict(zip(arriving, handles, strict=True))
+            self._map(mapped, undo)
             undo.pop_all()
-        del self._idle[:count]
-        self._mapped.update(arriving)
+        del self._idle[: len(arriving)]
+        self._mapped.update(mapped)
         return self._mapped_slots_touching(arriving)
 
     def shrink(self, granules: Iterable[int], is_free: Callable[[int], bool]) -> list[int]:

@@ -4,21 +4,26 @@ Owns: the one key dict of the engine (StoreKey -> handle) and the columns indexe
 order or bytes. Always: a handle with a name or a copy is in use; a copy that is not GONE has a place; `idle` and
 `idle_clean` count what their comments say (`check()` recounts them).
 
-Units: handles, tier indexes (0 is the fastest), holds. A handle is a small integer that is used again once its
-block has no copy left; whoever keeps one across calls holds a copy of it, so that it cannot be.
-Columns are `array`s (a Python object per block costs 300 bytes and 2.6 s per million); they grow by doubling.
+Units: handles, tier indexes (0 is the fastest), holds. A handle is a small integer. It is used again once its block
+has no copy left and no policy remembers it; whoever keeps one across calls holds a copy of it, so that it cannot be.
+Columns are `array`s (a Python object per block costs 300 bytes and 2.6 s per million); they grow by a quarter.
 """
 
 from array import array
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
 
 from kvtier.cache.transitions import Move, State, after
 from kvtier.errors import InvariantError
-from kvtier.types import NAMESPACE_BYTES, BlockKey, StoreKey
+from kvtier.types import NAMESPACE_BYTES, BlockKey, StoredBlock, StoreKey
 
 ROWS_FIRST = 1024
+LOOKUPS_AT_ONCE = 64  # keys looked up before the first miss among them ends the search
+NO_TIER = 255
 NO_KEY = StoreKey(b"")
-GONE, READY = State.GONE, State.READY
+GONE, READY, RECLAIMED = int(State.GONE), int(State.READY), int(State.RECLAIMED)  # an Enum compares slowly
 
 
 class Directory:
@@ -29,18 +34,21 @@ class Directory:
         self.tiers = tiers
         self._handles: dict[StoreKey, int] = {}
         self._keys: list[StoreKey] = []  # an overtaken handle keeps its key, but the dict does not name it
+        self._rows = 0  # handles ever given
         self._length = array("I")
+        self._reused = array("B")  # whether it was used again since it is known
+        self._top = array("B")  # the fastest tier with a READY copy, or NO_TIER
         self._state = [array("B") for _ in range(tiers)]
         self._place = [array("I") for _ in range(tiers)]
         self._generation = {tier: array("Q") for tier in range(tiers) if tier in persistent}
         self._holds: list[dict[int, int]] = [{} for _ in range(tiers)]  # few copies are held at a time
-        self._unused: list[int] = []
+        self._unused = array("I")  # handles given back
         self.ready = [0] * tiers  # READY copies
         self.idle = [0] * tiers  # READY copies that nobody holds
         self.idle_clean = [0] * tiers  # of these, the clean ones
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """Names: blocks that can be found, and ghosts, of which only some policy still knows."""
         return len(self._handles)
 
     # ------------------------------------------------------------ names
@@ -52,11 +60,28 @@ class Directory:
         """The handle of `key`, a new one if it has none."""
         handle = self._handles.get(key)
         if handle is None:
-            handle = self._unused.pop() if self._unused else self._grow()
+            handle = self._unused.pop() if self._unused else self._new_row()
             self._handles[key] = handle
             self._keys[handle] = key
             self._length[handle] = length_bytes
+            self._reused[handle] = False
         return handle
+
+    def enroll(self, tier: int, blocks: Iterable[StoredBlock]) -> list[int]:
+        """Take in READY copies of the lowest tier, each key once, while there are no other copies; their handles."""
+        if tier != self.tiers - 1 or any(self.ready):
+            raise InvariantError(f"blocks of tier {tier} are enrolled first, and only if it is the lowest")
+        admit, states, places, generations = self.admit, self._state[tier], self._place[tier], self._generation[tier]
+        published = after(State.GONE, Move.PUBLISH)
+        handles = []
+        for block in blocks:
+            handles.append(handle := admit(block.key, block.length_bytes))
+            states[handle] = published
+            places[handle] = block.place
+            generations[handle] = block.generation
+            self._top[handle] = tier
+        self.ready[tier] = self.idle[tier] = self.idle_clean[tier] = len(handles)
+        return handles
 
     def key(self, handle: int) -> StoreKey:
         """The block's name, even after it was overtaken (`is_named`)."""
@@ -70,24 +95,43 @@ class Directory:
         return self._length[handle]
 
     def handles(self) -> Iterator[int]:
-        """All handles that can be found. Do not change the directory while iterating."""
+        """All handles that have a name. Do not change the directory while iterating."""
         return iter(self._handles.values())
+
+    def ghosts(self) -> int:
+        """Names without a copy: what is in use and has none (an overtaken block is in use for its copies only)."""
+        copies = np.zeros(self._rows, np.bool_)
+        for states in self._state:
+            copies |= np.frombuffer(states, np.uint8, self._rows) != GONE
+        return self._rows - len(self._unused) - int(copies.sum())
 
     def unname(self, handle: int) -> None:
         """Nobody finds the block under its key any more; its copies live on until they are let go."""
         if self.is_named(handle):
             del self._handles[self._keys[handle]]
 
-    def retire(self, handle: int) -> bool:
-        """Give the handle back if no copy is left. True if it was."""
-        if any(state[handle] for state in self._state):
-            return False
-        self.unname(handle)
-        self._keys[handle] = NO_KEY
-        self._unused.append(handle)
-        return True
+    def retire(self, handle: int) -> None:
+        """Give the handle back, of which no copy is left. Nothing happens to one that was."""
+        if self._keys[handle] != NO_KEY:
+            self.unname(handle)
+            self._keys[handle] = NO_KEY
+            self._unused.append(handle)
+
+    # ------------------------------------------------------------ use
+
+    def note_reuse(self, handles: Iterable[int]) -> None:
+        """A lookup found these blocks and a lease uses them: their frequency is known in every tier from now on."""
+        for handle in handles:
+            self._reused[handle] = True
+
+    def was_reused(self, handle: int) -> bool:
+        return bool(self._reused[handle])
 
     # ------------------------------------------------------------ copies
+
+    def has_copy(self, handle: int) -> bool:
+        """In whatever state."""
+        return self._top[handle] != NO_TIER or any(state[handle] for state in self._state)
 
     def state(self, handle: int, tier: int) -> State:
         return State(self._state[tier][handle])
@@ -102,25 +146,32 @@ class Directory:
         """The copy's generation in a persistent tier; 0 in a memory tier."""
         return self._generation[tier][handle] if tier in self._generation else 0
 
+    def ready_in(self, tier: int) -> list[int]:
+        """All handles with a READY copy in this tier."""
+        found: list[int] = np.flatnonzero(np.frombuffer(self._state[tier], np.uint8, self._rows) == READY).tolist()
+        return found
+
     def top(self, handle: int) -> int | None:
         """The fastest tier with a READY copy."""
-        for tier, states in enumerate(self._state):
-            if states[handle] == READY:
-                return tier
-        return None
+        top = self._top[handle]
+        return None if top == NO_TIER else top
 
     def leading(self, namespace: int, keys: Sequence[BlockKey]) -> tuple[list[int], list[int]]:
         """Handles of the leading keys that have a READY copy, and the fastest tier of each."""
         prefix = namespace.to_bytes(NAMESPACE_BYTES, "big")
+        find, tops = self._handles.get, self._top
         handles: list[int] = []
         tiers: list[int] = []
-        for key in keys:
-            handle = self._handles.get(StoreKey(prefix + key))
-            top = None if handle is None else self.top(handle)
-            if handle is None or top is None:
+        remaining = iter(keys)
+        while some := [find(StoreKey(prefix + key), -1) for key in islice(remaining, LOOKUPS_AT_ONCE)]:
+            known = some if -1 not in some else some[: some.index(-1)]
+            ready = [tops[handle] for handle in known]
+            if NO_TIER in ready:
+                del ready[ready.index(NO_TIER) :]
+            handles += known[: len(ready)]
+            tiers += ready
+            if len(ready) < len(some):
                 break
-            handles.append(handle)
-            tiers.append(top)
         return handles, tiers
 
     def is_clean(self, handle: int, tier: int) -> bool:
@@ -140,6 +191,7 @@ class Directory:
             states[handle] = following
             if counted:
                 self._account(handle, +1)
+                self._top[handle] = self._found_top(handle)
         return following
 
     def put_at(self, handle: int, tier: int, place: int, generation: int = 0) -> None:
@@ -150,26 +202,32 @@ class Directory:
 
     # ------------------------------------------------------------ holds
 
-    def hold(self, handle: int, tier: int) -> None:
+    def hold(self, handles: Iterable[int], tier: int) -> None:
         """Nothing takes a held copy's place away."""
         holds = self._holds[tier]
-        held = holds.get(handle, 0)
-        holds[handle] = held + 1
-        if not held:
-            self._account_hold(handle, tier, -1)
+        newly = []
+        for handle in handles:
+            held = holds.get(handle, 0)
+            holds[handle] = held + 1
+            if not held:
+                newly.append(handle)
+        self._account_holds(newly, tier, -1)
 
-    def unhold(self, handle: int, tier: int) -> int:
-        """Let go once; returns how many hold it still."""
-        holds = self._holds[tier]
-        held = holds.get(handle, 0) - 1
-        if held < 0:
-            raise InvariantError(f"copy of handle {handle} in tier {tier} is let go more often than held")
-        if held:
-            holds[handle] = held
-        else:
-            del holds[handle]
-            self._account_hold(handle, tier, +1)
-        return held
+    def unhold(self, handles: Iterable[int], tier: int) -> list[int]:
+        """Let go once each; returns those that nobody holds any more and that can't be found: they have to end."""
+        holds, states = self._holds[tier], self._state[tier]
+        let_go = []
+        for handle in handles:
+            held = holds.get(handle, 0) - 1
+            if held > 0:
+                holds[handle] = held
+            elif held == 0:
+                del holds[handle]
+                let_go.append(handle)
+            else:
+                raise InvariantError(f"copy of handle {handle} in tier {tier} is let go more often than held")
+        self._account_holds(let_go, tier, +1)
+        return [handle for handle in let_go if states[handle] == RECLAIMED]
 
     def is_held(self, handle: int, tier: int) -> bool:
         return handle in self._holds[tier]
@@ -188,22 +246,29 @@ class Directory:
                         self.idle_clean[tier] += sign
                 clean = True
 
-    def _account_hold(self, handle: int, tier: int, sign: int) -> None:
+    def _account_holds(self, handles: Sequence[int], tier: int, sign: int) -> None:
         """The first hold takes a copy out of the idle ones, the last puts it back: no other tier's count changes."""
-        if self._state[tier][handle] == READY:
-            self.idle[tier] += sign
-            if self.is_clean(handle, tier):
-                self.idle_clean[tier] += sign
+        states, lowest = self._state[tier], tier == self.tiers - 1
+        ready = [handle for handle in handles if states[handle] == READY]
+        self.idle[tier] += sign * len(ready)
+        self.idle_clean[tier] += sign * (len(ready) if lowest else sum(self.is_clean(h, tier) for h in ready))
 
-    def _grow(self) -> int:
-        first = len(self._keys)
-        rows = max(ROWS_FIRST, first)
-        self._keys.extend([NO_KEY] * rows)
-        columns = (self._length, *self._state, *self._place, *self._generation.values())
-        for column in columns:
-            column.frombytes(bytes(rows * column.itemsize))
-        self._unused.extend(range(first + rows - 1, first, -1))
-        return first
+    def _found_top(self, handle: int) -> int:
+        for tier, states in enumerate(self._state):
+            if states[handle] == READY:
+                return tier
+        return NO_TIER
+
+    def _new_row(self) -> int:
+        row = self._rows
+        if row == len(self._keys):
+            rows = max(ROWS_FIRST, row // 4)
+            self._keys.extend([NO_KEY] * rows)
+            self._top.frombytes(bytes([NO_TIER]) * rows)
+            for column in (self._length, self._reused, *self._state, *self._place, *self._generation.values()):
+                column.frombytes(bytes(rows * column.itemsize))
+        self._rows += 1
+        return row
 
     def check(self) -> list[str]:
         """Recount names, states and counts; an empty list means they agree."""
@@ -227,6 +292,10 @@ class Directory:
         for name, recounted in counts.items():
             if recounted != getattr(self, name):
                 findings.append(f"{name} is {getattr(self, name)}, recounted {recounted}")
+        rows = range(self._rows)
         unused = set(self._unused)
         findings += [f"unused handle {h} has a copy" for h in unused if any(s[h] for s in self._state)]
+        findings += [f"handle {h} has a wrong top" for h in rows if self._top[h] != self._found_top(h)]
+        lost = {h for h in rows if not self.is_named(h) and not self.has_copy(h)} - unused
+        findings += [f"handle {h} is used by nobody and cannot be given again" for h in lost]
         return findings

@@ -59,7 +59,7 @@ class Match:
         self.tiers: dict[str, int] = {}
         self.expires_at_s = 0.0
         self.prefix = NOTHING  # for the engine only
-        self.pins: list[tuple[int, int]] = []  # (handle, tier), empty once given back; for the engine only
+        self.pins: list[tuple[list[int], int]] = []  # handles and their tier, empty once given back
 
     def __repr__(self) -> str:
         return f"Match({self.match_id}, owner={self.owner!r}, tokens={self.tokens}, tiers={self.tiers})"

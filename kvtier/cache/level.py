@@ -4,9 +4,10 @@ Owns a `BlockPool` (memory tiers) and a policy; holds no bytes. Units: slots, by
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtier.allocator.block_pool import BlockPool
+from kvtier.allocator.vmm import Geometry
 from kvtier.policies.base import Policy
 
 
@@ -25,6 +26,8 @@ class Level:
 
     name: str
     policy: Policy
+    policy_name: str
+    policy_blocks: int
     batch_bytes: int
     capacity_bytes: int
     stride_bytes: int
@@ -35,6 +38,8 @@ class Level:
     high_watermark: float = 0.2
     demoting: bool = False  # between low and high watermark: hysteresis
     blocked_until_s: float = 0.0  # no writes before, after a failure
+    geometry: Geometry | None = None  # of a memory tier whose memory comes and goes
+    granules: set[int] = field(default_factory=set)  # that have memory now
     failures: int = 0  # in a row
     refused: bool = False  # nothing fits and nothing may leave; until a store succeeds again
     starved: bool = False  # the last write was refused for room: evict before the next

@@ -3,23 +3,25 @@
 Every change of a copy goes through here, so that three things that must agree are written in one place:
     the directory's state, the pool's slot (memory tiers) and the policy's order.
 Always: a policy's residents are exactly the READY copies of its tier; a slot that is not free belongs to one copy,
-is private to one lease, or waits in quarantine for the end of a transfer that was overtaken.
+is private to one lease, or waits in quarantine for the end of a transfer that was overtaken; a handle has a name as
+long as it has a copy or a policy remembers it as a ghost.
 
 Units: tier indexes, handles, slots.
 """
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
+from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.directory import Directory
 from kvtier.cache.level import Level
+from kvtier.cache.order_log import OrderLog
 from kvtier.cache.transitions import Move, State
 from kvtier.events import Forgotten, Journal, Reason
 from kvtier.metrics import Counters
-from kvtier.policies.base import Access
-from kvtier.types import StoredBlock, page_aligned
+from kvtier.policies.base import Access, Policy
+from kvtier.types import page_aligned
 
 
 class Leaving(NamedTuple):
@@ -32,13 +34,23 @@ class Leaving(NamedTuple):
 class Residency:
     """What is where. `leaving[t]` holds copies of persistent tier t, LEAVING, that are to be erased there."""
 
-    def __init__(self, levels: Sequence[Level], counters: Counters) -> None:
+    def __init__(self, levels: Sequence[Level], counters: Counters, namespaces: NamespaceTable) -> None:
         self.levels = levels
+        self.namespaces = namespaces
         self.directory = Directory(len(levels), [tier for tier, level in enumerate(levels) if level.persistent])
         self.counters = counters
         self.journal = Journal()
         self.leaving: list[deque[Leaving]] = [deque() for _ in levels]
         self._reasons: dict[tuple[int, int], Reason] = {}  # (handle, tier) of RECLAIMED copies that are held still
+        self.orders = {
+            tier: OrderLog(
+                level.policy, level.policy_name, level.policy_blocks, self.directory, tier, namespaces.fingerprint_of
+            )
+            for tier, level in enumerate(levels)
+            if level.persistent
+        }
+        for tier, order in self.orders.items():
+            levels[tier].policy = order  # from now on, what it is told is noted
 
     # ------------------------------------------------------------ coming
 
@@ -66,26 +78,19 @@ class Residency:
         self.directory.move(handle, tier, Move.PUBLISH)
         self._enter(handle, tier)
 
-    def adopt(self, tier: int, blocks: Iterable[StoredBlock]) -> None:
-        """Take over what a persistent tier has kept, in its order: many copies at once, before there are others."""
-        directory, policy = self.directory, self.levels[tier].policy
-        for length_bytes, alike in groupby(blocks, key=lambda block: block.length_bytes):
-            handles = []
-            for block in alike:
-                handles.append(handle := directory.admit(block.key, length_bytes))
-                directory.put_at(handle, tier, block.place, block.generation)
-                directory.move(handle, tier, Move.PUBLISH)
-            policy.touch(handles, Access.FILL, page_aligned(length_bytes))
-
     def _enter(self, handle: int, tier: int) -> None:
-        length_bytes = self.directory.length_bytes(handle)
-        self.levels[tier].policy.touch([handle], Access.FILL, page_aligned(length_bytes))
+        policy = self.levels[tier].policy
+        access = Access.MOVED if self.directory.was_reused(handle) else Access.FILL
+        policy.touch([handle], access, page_aligned(self.directory.length_bytes(handle)))
+        self.retire_ghosts(policy)
         for above in range(tier):
             if self.directory.is_ready(handle, above):
                 self.directory.move(handle, above, Move.DEMOTED)
 
     def touch(self, handles: Sequence[int], access: Access) -> None:
         """A request used these blocks (deepest first): tell the policy of every tier that has a copy."""
+        if access is Access.REUSE:
+            self.directory.note_reuse(handles)
         for tier, level in enumerate(self.levels):
             here = [handle for handle in handles if self.directory.is_ready(handle, tier)]
             if here:
@@ -93,19 +98,20 @@ class Residency:
 
     # ------------------------------------------------------------ room
 
-    def take(self, tier: int, count: int, *, drop_dirty: bool) -> list[int] | None:
+    def take(self, tier: int, count: int, *, drop_dirty: bool, incoming: int | None = None) -> list[int] | None:
         """`count` slots: free ones, then those of clean idle copies in policy order, then of dirty ones.
 
-        All or nothing: None changes nothing. Needs no I/O, since demotion ran ahead.
+        All or nothing: None changes nothing. Needs no I/O, since demotion ran ahead. incoming: the (first) block that
+        they are for, if it has a handle.
         """
         pool = self.levels[tier].slots
         short = count - pool.slots_free
         if short > 0:
-            victims = self._victims(tier, short, drop_dirty)
+            victims = self._victims(tier, short, drop_dirty, incoming)
             if victims is None:
                 return None
             for handle in victims:
-                self.reclaim(handle, tier)
+                self.reclaim(handle, tier, incoming)
         return pool.take(count)
 
     def takeable(self, tier: int, *, drop_dirty: bool) -> int:
@@ -113,32 +119,35 @@ class Residency:
         idle = self.directory.idle if drop_dirty else self.directory.idle_clean
         return self.levels[tier].slots.slots_free + idle[tier]
 
-    def _victims(self, tier: int, count: int, drop_dirty: bool) -> list[int] | None:
+    def _victims(self, tier: int, count: int, drop_dirty: bool, incoming: int | None) -> list[int] | None:
         policy = self.levels[tier].policy
         clean = min(count, self.directory.idle_clean[tier])
-        victims = policy.candidates(clean, NotReclaimable(self.directory, tier)) if clean else []
+        unclean = NotReclaimable(self.directory, tier)
+        victims = policy.candidates(clean, unclean, incoming=incoming) if clean else []
         dirty = count - len(victims)
         if dirty == 0:
             return victims
         if not drop_dirty or self.directory.idle[tier] - self.directory.idle_clean[tier] < dirty:
             return None
-        return victims + policy.candidates(dirty, NotDirty(self.directory, tier))
+        return victims + policy.candidates(dirty, NotDirty(self.directory, tier), incoming=incoming)
 
     # ------------------------------------------------------------ going
 
-    def reclaim(self, handle: int, tier: int) -> None:
-        """Reuse the slot of an idle READY copy of a memory tier."""
+    def reclaim(self, handle: int, tier: int, incoming: int | None = None) -> None:
+        """Reuse the slot of an idle READY copy of a memory tier, for `incoming` if that is known."""
         clean = self.directory.is_clean(handle, tier)
         lowest = tier == len(self.levels) - 1
         reason = Reason.EVICTED if lowest else Reason.RECLAIMED if clean else Reason.DROPPED_DIRTY
         self.counters.add_tier(tier, reason.value)
-        self.levels[tier].policy.evict([handle])
+        self.levels[tier].policy.evict([handle], incoming)
+        self.retire_ghosts(self.levels[tier].policy)
         self.directory.move(handle, tier, Move.RECLAIM)
         self._finish(handle, tier, reason, quarantined=False)
 
-    def evict(self, handle: int, tier: int) -> Leaving:
+    def evict(self, handle: int, tier: int, incoming: int | None = None) -> Leaving:
         """Choose an idle READY copy of a persistent tier to be erased: nobody finds it there from now on."""
-        self.levels[tier].policy.evict([handle])
+        self.levels[tier].policy.evict([handle], incoming)
+        self.retire_ghosts(self.levels[tier].policy)
         self.directory.move(handle, tier, Move.EVICT)
         return Leaving(handle, Reason.EVICTED)
 
@@ -181,13 +190,15 @@ class Residency:
         if top is not None and self.directory.is_named(handle):
             self.journal.note(Forgotten(self.directory.key(handle), self.levels[top].name, Reason.DROPPED))
         self.directory.unname(handle)
-        for tier in range(len(self.levels)):
+        for tier, level in enumerate(self.levels):
+            level.policy.forget([handle])
             if self.directory.state(handle, tier) is not State.GONE:
                 self.lose(handle, tier, Move.RECLAIM, Reason.DROPPED)
+        self.retire_unless_known(handle)  # of a ghost, nothing else was left
 
-    def unhold(self, handle: int, tier: int) -> None:
-        """Let go of a copy; the last one to let go of a RECLAIMED copy ends it."""
-        if self.directory.unhold(handle, tier) == 0 and self.directory.state(handle, tier) is State.RECLAIMED:
+    def unhold(self, handles: Iterable[int], tier: int) -> None:
+        """Let go of copies; the last one to let go of a RECLAIMED copy ends it."""
+        for handle in self.directory.unhold(handles, tier):
             self._finish(handle, tier, self._reasons.pop((handle, tier)), quarantined=True)
 
     def _finish(self, handle: int, tier: int, reason: Reason, *, quarantined: bool) -> None:
@@ -214,15 +225,27 @@ class Residency:
         while (heir := pool.duplicate_of(handle, besides=-1)) is not None:
             if self.directory.is_named(handle):
                 self.publish(handle, tier, heir)
-                self.directory.hold(handle, tier)  # by the lease that owns the slot
+                self.directory.hold([handle], tier)  # by the lease that owns the slot
                 return True
             pool.vacate(heir)
         return False
 
     def _retire(self, handle: int, tier: int, reason: Reason) -> None:
-        key, named = self.directory.key(handle), self.directory.is_named(handle)
-        if self.directory.retire(handle) and named:
-            self.journal.note(Forgotten(key, self.levels[tier].name, reason))
+        if self.directory.has_copy(handle):
+            return
+        if self.directory.is_named(handle):
+            self.journal.note(Forgotten(self.directory.key(handle), self.levels[tier].name, reason))
+        self.retire_unless_known(handle)
+
+    def retire_ghosts(self, policy: Policy) -> None:
+        """A policy has given up some of what it remembered."""
+        for ghost in policy.forgotten():
+            self.retire_unless_known(ghost)
+
+    def retire_unless_known(self, handle: int) -> None:
+        """Give up the handle of a block without copies that no policy remembers."""
+        if not self.directory.has_copy(handle) and not any(level.policy.remembers(handle) for level in self.levels):
+            self.directory.retire(handle)
 
     # ------------------------------------------------------------ checks
 

@@ -4,14 +4,15 @@ The order in which tiers are opened and wrapped is visible here and nowhere else
 opened, those that were are closed again.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, assert_never
 
 from kvtier.allocator.block_pool import BlockPool
 from kvtier.blocks.namespace import NamespaceTable
-from kvtier.blocks.spec import block_specs
+from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.cache.level import Level, Room
 from kvtier.clock import MonotonicClock
 from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig, TierConfig, load_config
@@ -19,7 +20,8 @@ from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
 from kvtier.errors import ConfigError
 from kvtier.policies import POLICIES
-from kvtier.tiers.base import SupportsArray, SupportsScan, SupportsSlots, Tier
+from kvtier.tiers.base import SupportsArray, SupportsRemap, SupportsScan, SupportsSidecar, SupportsSlots, Tier
+from kvtier.types import page_aligned
 
 Configuration = Config | Path | str | Mapping[str, Any]
 
@@ -33,14 +35,16 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
     """Open all tiers and start the engine; also returns the top tier, whose slots `kv` shows."""
     namespaces = NamespaceTable()
     namespaces.id_of_model(config.model)
-    length_bytes_max = max(spec.block_bytes for spec in block_specs(config.model))
+    specs = block_specs(config.model)
+    length_bytes_max = max(spec.block_bytes for spec in specs)
     with ExitStack() as undo:
         tiers: list[Tier] = []
         for index, tier_config in enumerate(config.tiers):
             tier = _open_at(index, tier_config, namespaces, length_bytes_max)
             undo.callback(tier.close)
             tiers.append(tier)
-        levels = [level_of(*pair) for pair in zip(config.tiers, tiers, strict=True)]
+        levels = [level_of(*pair, specs) for pair in zip(config.tiers, tiers, strict=True)]
+        clock = MonotonicClock()
         core = Core(
             config.model,
             levels,
@@ -48,13 +52,15 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
             queue_bytes=config.limits.queue_bytes,
             prefetch_budget=config.prefetch.budget,
             lookahead_requests=config.prefetch.lookahead_requests,
+            epoch_ms=time.time_ns() // 10**6 - int(clock.now() * 1000),
         )
         for index, tier in enumerate(tiers):
             if isinstance(tier, SupportsScan):
-                core.adopt(index, tier.scan())
+                sidecar = tier.sidecar() if isinstance(tier, SupportsSidecar) else ()
+                core.adopt(index, tier.scan(), sidecar, clock.now())
         top = tiers[0]
         assert isinstance(top, SupportsArray)
-        engine = Engine(core, tiers, MonotonicClock())
+        engine = Engine(core, tiers, clock)
         undo.pop_all()  # the engine closes them from now on
     return engine, top
 
@@ -77,6 +83,7 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
             name=config.name,
             device=config.device,
             capacity_bytes=config.capacity_bytes,
+            capacity_max_bytes=config.capacity_max_bytes,
             length_bytes_max=length_bytes_max,
         )
     if isinstance(config, HostTierConfig):
@@ -105,20 +112,36 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
     assert_never(config)
 
 
-def level_of(config: TierConfig, tier: Tier) -> Level:
-    """The deciding code's view of an opened tier."""
+def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Level:
+    """The deciding code's view of an opened tier for blocks of these groups."""
     traits = tier.traits
     room = Room(tier.room, tier.neighbours, tier.used_bytes) if isinstance(tier, SupportsScan) else None
     pool = None if room else BlockPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
+    geometry, granules = (
+        (tier.geometry, tier.granules_mapped) if isinstance(tier, SupportsRemap) else (None, frozenset())
+    )
+    if pool and geometry:
+        pool.withdraw(slot for slot in range(1, geometry.slots) if not granules >= {*geometry.granules_of(slot)})
+    # A request has as many blocks of every group, or nearly: their mean tells how many a store holds.
+    stride_bytes = sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)
+    blocks = (
+        traits.capacity_bytes // tier.stride_bytes
+        if isinstance(tier, SupportsSlots)
+        else max(1, traits.capacity_bytes // stride_bytes)
+    )
     return Level(
         name=config.name,
-        policy=POLICIES.get(config.policy)(),
+        policy=POLICIES.get(config.policy)(blocks),
+        policy_name=config.policy,
+        policy_blocks=blocks,
         batch_bytes=traits.batch_bytes,
         capacity_bytes=traits.capacity_bytes,
         stride_bytes=tier.stride_bytes if isinstance(tier, SupportsSlots) else 0,
         pool=pool,
         room=room,
         host_addressable=traits.host_addressable,
+        geometry=geometry,
+        granules=set(granules),
         low_watermark=config.low_watermark,
         high_watermark=config.high_watermark,
     )

@@ -13,10 +13,12 @@ from typing import Self
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine.build import Configuration, loaded
-from kvtier.engine.core import Answer, Core, Dropped, Flushed
+from kvtier.engine.core import Answer, Core, Dropped, Flushed, Resized
 from kvtier.engine.engine import Reply
 from kvtier.engine.verbs import CacheVerbs, answer_of
 from kvtier.errors import KvtierError
+
+CLOSING_S = 5.0  # how long a cancelled `aclose` waits for a disk; then the closing goes on without it
 
 
 class TieredCache(CacheVerbs):
@@ -31,10 +33,19 @@ class TieredCache(CacheVerbs):
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            await asyncio.wait([opening])
-            self._stop()
+            await self._opened_for_nobody(opening)
             raise
         return self
+
+    async def _opened_for_nobody(self, opening: asyncio.Future[None]) -> None:
+        """Close what is just being opened, however often that is cancelled meanwhile."""
+        while not opening.done():
+            try:
+                await asyncio.wait([opening])
+            except asyncio.CancelledError:
+                continue
+        if not opening.cancelled() and opening.exception() is None:
+            self._stop()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -77,10 +88,22 @@ class TieredCache(CacheVerbs):
         """Forget everything of the configured model, in all tiers. Cancelled: as `drop`."""
         return await self.drop(None)
 
+    async def resize(self, tier: str, size_bytes: int) -> int:
+        """Give a tier more or less memory while it is in use; returns the bytes that it has then.
+
+        It grows as far as its `capacity_max` and the machine allow. It shrinks by what nobody leases: blocks are
+        copied to the tier below before their memory goes back to the system, no pointer changes, nothing leased moves.
+        Raises UsageError for a tier whose size is fixed, or a size without room for a block. Cancelled: it goes on.
+        """
+        answer = await self._answer(self._resizing(tier, size_bytes))
+        assert isinstance(answer, Resized)
+        return answer.bytes
+
     async def aclose(self, flush_s: float = 20.0) -> int:
         """Flush for at most `flush_s`, then stop. Returns how many blocks a persistent tier should have but has not.
 
-        Idempotent. Cancelled: what is not flushed yet is lost, all else is closed.
+        Idempotent. Cancelled: what is not flushed yet is lost, all else is closed, unless a hung disk takes longer
+        than a few seconds: then it is closed as soon as the disk answers.
         """
         if self._running is None or self._running.closed:
             return 0
@@ -91,8 +114,18 @@ class TieredCache(CacheVerbs):
             pass  # what is left is counted below
         finally:
             unsaved = self._unsaved()
-            await asyncio.shield(asyncio.to_thread(self._stop))
+            self._running.begin_close()  # before waiting: a loop that ends would cancel what has not begun
+            await self._closed()
         return unsaved
+
+    async def _closed(self) -> None:
+        """Wait until the tiers are closed; cancelled, a while longer, so that the store can be opened again."""
+        closing = asyncio.ensure_future(asyncio.to_thread(self._stop))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing], timeout=CLOSING_S)
+            raise
 
     async def _answer(
         self, ask: Callable[[Core, float], int], give_up: Callable[[Core, int], None] | None = None

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvtier.allocator.block_pool import NULL_SLOT
 from kvtier.blocks.hashing import Keys
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
+from kvtier.cache.adoption import adopt
 from kvtier.cache.coordinator import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.cache.level import Level
@@ -25,8 +27,10 @@ from kvtier.cache.residency import Residency
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
 from kvtier.engine.reservations import Reservations
+from kvtier.engine.sidecar import Sidecars
 from kvtier.errors import UsageError
 from kvtier.metrics import Counters
+from kvtier.registry import suggestion
 from kvtier.types import BatchDone, BlockKey, ModelSpec, StoredBlock, TransferBatch, namespace_of, store_key
 
 
@@ -45,7 +49,14 @@ class Dropped:
     durable: bool
 
 
-Answer = Lease | NoRoom | Flushed | Dropped
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """A resize has ended: the tier has `bytes` of memory now, maybe more than asked for, as leased slots stay."""
+
+    bytes: int
+
+
+Answer = Lease | NoRoom | Flushed | Dropped | Resized
 
 
 class Core:
@@ -60,16 +71,19 @@ class Core:
         queue_bytes: int = 256 << 20,
         prefetch_budget: float = 0.25,
         lookahead_requests: int = 8,
+        epoch_ms: int = 0,
     ) -> None:
+        """epoch_ms: what the wall clock shows, in ms since 1970, when the clock whose seconds are passed in is at 0."""
         self.model = model
         self._namespaces = namespaces
         self._namespace = namespaces.id_of_model(model)
         self._sizes = tuple(group.block_tokens for group in model.groups)
         self._names = [level.name for level in levels]
         self.counters = Counters(self._names)
-        self.residency = Residency(levels, self.counters)
+        self.residency = Residency(levels, self.counters, namespaces)
         self._directory = self.residency.directory
-        self.planner = Planner(self.residency, queue_bytes)
+        self._sidecars = Sidecars(self.residency, epoch_ms)
+        self.planner = Planner(self.residency, self._sidecars, queue_bytes)
         self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget, lookahead_requests)
         self._leases = Reservations(self.residency, self.planner, block_specs(model), self._sizes)
         self._matches: dict[int, Match] = {}
@@ -78,9 +92,18 @@ class Core:
 
     # ------------------------------------------------------------ start
 
-    def adopt(self, tier: int, stored: Iterable[StoredBlock]) -> None:
+    def adopt(
+        self,
+        tier: int,
+        stored: Iterable[StoredBlock],
+        sidecar: Iterable[tuple[bytes, bytes]] = (),
+        now_s: float = 0.0,
+    ) -> None:
         """Take what a persistent tier has kept, oldest first, into the directory. Before anything else."""
-        self.residency.adopt(tier, stored)
+        rows = dict(sidecar)
+        adopt(self.residency, tier, stored, rows)
+        self._sidecars.found(tier, rows)
+        self._sidecars.opened(now_s)
 
     # ------------------------------------------------------------ sought
 
@@ -113,10 +136,9 @@ class Core:
         return handle is not None and self._directory.top(handle) is not None
 
     def prefetch(self, keys: Keys, now_s: float) -> None:
-        """Bring what lies only on disk into host memory, within the budget. Never waits."""
+        """Announce a request: what of it lies only on disk comes into memory, within the budget. Never waits."""
         self._check_keys(keys)
-        prefix = longest_prefix(self._directory, self._namespace, keys, None)
-        self._prefetch.hint(prefix, now_s)
+        self._prefetch.hint(keys, self._namespace, now_s)
 
     # ------------------------------------------------------------ placed
 
@@ -181,18 +203,37 @@ class Core:
         self.planner.drop(ticket, namespace, handles)
         return ticket
 
+    def submit_resize(self, tier_name: str, size_bytes: int) -> int:
+        """Give a tier more or less memory; `Resized` comes from `poll`."""
+        if tier_name not in self._names:
+            raise UsageError(f"there is no tier {tier_name!r}; {suggestion(tier_name, self._names)}")
+        tier = self._names.index(tier_name)
+        geometry = self.residency.levels[tier].geometry
+        if geometry is None:
+            raise UsageError(f"tier {tier_name} cannot be resized while it is open; change its capacity and open anew")
+        granules = min(size_bytes // geometry.granule_bytes, geometry.granules)
+        least = geometry.granules_of(NULL_SLOT + 1).stop
+        if granules < least:
+            least_bytes = least * geometry.granule_bytes
+            raise UsageError(f"{size_bytes} bytes hold no block beside the null block; use at least {least_bytes}")
+        ticket = self._id()
+        self.planner.resizes.begin(ticket, tier, granules)
+        return ticket
+
     def set_weights_epoch(self, epoch: str) -> None:
         """From now on look up and commit under another epoch of the weights; older blocks age out."""
         if not epoch or epoch == "auto" or not epoch.isprintable():
             raise UsageError(f"epoch {epoch!r} is no weights epoch: a text that changes when the weights change")
         self.model = replace(self.model, weights_epoch=epoch)
         self._namespace = self._namespaces.id_of_model(self.model)
+        self._prefetch.forget()
 
     # ------------------------------------------------------------ polled
 
     def plan(self, now_s: float) -> list[TransferBatch]:
         """What should move now. Each batch must be answered by exactly one `apply`."""
         self._expire(now_s)
+        self._prefetch.advance(now_s)
         return self.planner.plan(now_s)
 
     def apply(self, done: BatchDone, now_s: float) -> None:
@@ -207,6 +248,8 @@ class Core:
                 self._matches.pop(answer.record.match.match_id, None)
         self._leases.ended.clear()
         self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
+        self._answers += [(ticket, Resized(size)) for ticket, size in self.planner.resizes.ended]
+        self.planner.resizes.ended.clear()
         ended = self.planner.demotions.flushes.ended()
         self._answers += [(ticket, Flushed(blocks, failed)) for ticket, blocks, failed in ended]
         answers, self._answers = self._answers, []
@@ -232,7 +275,8 @@ class Core:
     def stats(self) -> dict[str, Any]:
         """Counters and sizes as plain data; reading them changes nothing."""
         return {
-            "blocks": len(self._directory),
+            "blocks": len(self._directory) - (ghosts := self._directory.ghosts()),
+            "ghosts": ghosts,
             "leases": len(self._leases),
             "matches": len(self._matches),
             "batches_in_flight": len(self.planner.flight),
@@ -250,7 +294,7 @@ class Core:
         }
         if level.pool is not None:
             stats |= {
-                "slots": level.pool.slots_total,
+                "slots": level.pool.slots_total - level.pool.slots_withdrawn,
                 "slots_free": level.pool.slots_free,
                 "slots_quarantined": level.pool.slots_quarantined,
             }
@@ -270,7 +314,6 @@ class Core:
 
     def _expire(self, now_s: float) -> None:
         self._leases.expire(now_s)
-        self._prefetch.expire(now_s)
         for match in [m for m in self._matches.values() if m.expires_at_s <= now_s]:
             self.counters.add("matches_expired", int(bool(match.pins)))
             self.release_match(match)

@@ -10,7 +10,7 @@ Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
 from kvtier.cache.level import Level
@@ -19,7 +19,7 @@ from kvtier.cache.transitions import State
 from kvtier.engine.flight import Flight
 from kvtier.engine.flushes import Flushes
 from kvtier.policies.base import up_to
-from kvtier.types import TransferBatch, page_aligned
+from kvtier.types import StoreKey, TransferBatch, page_aligned
 
 STORES_MAX = 2
 BACKOFF_FIRST_S = 0.1
@@ -37,6 +37,8 @@ class Demotions:
         self._flight = flight
         self._queue_bytes = queue_bytes
         self.flushes = Flushes()
+        self._evacuating: dict[int, dict[int, StoreKey]] = {}  # by tier: blocks that are in the way of a resize
+        self._flush_asked = False  # since `flushed_all` last said so
 
     # ------------------------------------------------------------ planning
 
@@ -83,7 +85,7 @@ class Demotions:
     def _chosen(self, tier: int) -> list[int]:
         """A batch of blocks of one size that should go down from this tier: for a flush first, else the policy's."""
         level = self._residency.levels[tier]
-        handles = self._to_flush(tier) or self._ahead_of_need(tier, level)
+        handles = self._to_flush(tier) or self._to_evacuate(tier) or self._ahead_of_need(tier, level)
         if not handles:
             return []
         size = page_aligned(self._directory.length_bytes(handles[0]))
@@ -105,11 +107,24 @@ class Demotions:
         count = min(high - available, idle_dirty, batch_blocks)
         return up_to(level.policy, count, NotDemotable(self._directory, tier))
 
+    def evacuate(self, tier: int, handles: Iterable[int]) -> bool:
+        """Copy these blocks to the tier below before all others. False if a tier below fails, or is full for good."""
+        self._evacuating[tier] = {handle: self._directory.key(handle) for handle in handles}
+        return not any(level.failures or level.refused for level in self._residency.levels[tier + 1 :])
+
+    def _to_evacuate(self, tier: int) -> list[int]:
+        staying = NotDemotable(self._directory, tier)
+        return [
+            handle
+            for handle, key in self._evacuating.get(tier, {}).items()
+            if self._directory.key(handle) == key and self._directory.is_ready(handle, tier) and handle not in staying
+        ]
+
     # ------------------------------------------------------------ targets
 
     def _to_memory(self, lane: tuple[int, int], handles: list[int]) -> TransferBatch | None:
         count = min(len(handles), self._residency.takeable(lane[1], drop_dirty=False))
-        slots = self._residency.take(lane[1], count, drop_dirty=False) if count else None
+        slots = self._residency.take(lane[1], count, drop_dirty=False, incoming=handles[0]) if count else None
         if slots is None:
             return None  # its own demotion makes room first
         for handle, slot in zip(handles, slots, strict=False):
@@ -128,23 +143,23 @@ class Demotions:
         level.starved = False
         count = min(len(handles), room)
         slack = min(len(handles), level.capacity_bytes // size // SLACK_DIVISOR)
-        victims = self._victims(tier, len(handles) + slack - room - self._flight.evictions[tier], size)
+        count_out = len(handles) + slack - room - self._flight.evictions[tier]
+        victims = self._victims(tier, count_out, size, incoming=handles[0])
         if not count and not victims:
             return None
-        leaving = [self._residency.evict(handle, tier) for handle in victims]
+        leaving = [self._residency.evict(handle, tier, handles[0]) for handle in victims]
         for handle in handles[:count]:
             self._residency.place(handle, tier)
         return self._depart(lane, handles[:count], leaving)
 
     def _depart(self, lane: tuple[int, int], handles: list[int], leaving: Sequence[Leaving] = ()) -> TransferBatch:
-        for handle in handles:
-            self._directory.hold(handle, lane[0])
-            self._directory.hold(handle, lane[1])
+        self._directory.hold(handles, lane[0])
+        self._directory.hold(handles, lane[1])
         return self._flight.depart(lane, handles, leaving)
 
     # ------------------------------------------------------------ leaving a persistent tier
 
-    def _victims(self, tier: int, count: int, size: int) -> list[int]:
+    def _victims(self, tier: int, count: int, size: int, incoming: int) -> list[int]:
         """Up to `count` blocks of this size in policy order; if the coldest has another size, its whole extent."""
         policy = self._residency.levels[tier].policy
         staying = NotEvictable(self._directory, tier, self.flushes)
@@ -153,7 +168,7 @@ class Demotions:
             return []
         if page_aligned(self._directory.length_bytes(coldest[0])) != size:
             return self._whole_extent(tier, staying) or policy.candidates(1, staying, size)
-        return up_to(policy, count, staying, size)
+        return up_to(policy, count, staying, size, incoming)
 
     def _whole_extent(self, tier: int, staying: NotEvictable) -> list[int]:
         """The blocks of the coldest extent that may all leave: emptied, it can be lent to any size."""
@@ -208,6 +223,13 @@ class Demotions:
     def flush(self, ticket: int) -> None:
         """Start copying all that lies only in memory to the lowest persistent tier."""
         self.flushes.begin(ticket, {handle: self._directory.key(handle) for handle in self.dirty()})
+        self._flush_asked = True
+
+    def flushed_all(self) -> bool:
+        """True once after all that was to be flushed has been: now is the time to note the order, too."""
+        ended = self._flush_asked and next(self.flushes.owed(), None) is None
+        self._flush_asked = self._flush_asked and not ended
+        return ended
 
     def _to_flush(self, tier: int) -> list[int]:
         """Blocks to flush whose lowest copy is READY here and whose way down is clear."""

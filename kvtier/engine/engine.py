@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -101,8 +102,8 @@ class Engine:
         """A foreign top tier reports a job."""
         self.call(lambda core, now_s: self._surface.apply(done))
 
-    def close(self) -> None:
-        """Let running batches end, acknowledge them, stop the thread, close the tiers. Idempotent."""
+    def begin_close(self) -> None:
+        """Refuse all calls from now on; the thread ends what runs and closes the tiers. Returns at once. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._gate:
@@ -110,10 +111,12 @@ class Engine:
                 return
             self._closing = True
         self._inbox.put(lambda: None)
-        self._thread.join()
-        self._executor.close()
-        for tier in reversed(self._tiers):
-            tier.close()
+
+    def close(self) -> None:
+        """Close, and wait until running batches have ended and the tiers are closed. Idempotent."""
+        self.begin_close()
+        if os.getpid() == self._pid:
+            self._thread.join()
 
     @property
     def closed(self) -> bool:
@@ -195,3 +198,9 @@ class Engine:
         self._executor.close()
         self._take_turns(0.0)
         self._dismiss(ClosedError("the cache was closed"))
+        try:
+            with ExitStack() as closing:  # all of them, the lowest first, whatever happens to one
+                for tier in self._tiers:
+                    closing.callback(tier.close)
+        except Exception:
+            log.exception("a tier did not close well")

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from kvtier.tiers.base import SupportsDrop, SupportsSlots, Tier
+from kvtier.tiers.base import SupportsDrop, SupportsRemap, SupportsSlots, Tier
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
 
 log = logging.getLogger("kvtier")
@@ -54,21 +54,23 @@ def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
 
 def carry_out(tiers: Sequence[Tier], batch: TransferBatch) -> BatchDone:
     """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing."""
-    expected = len(batch.transfers) + (1 if batch.drop is not None else len(batch.evict))
     try:
         outcomes = _outcomes(tiers, batch)
-        if len(outcomes) != expected:
-            raise RuntimeError(f"{len(outcomes)} outcomes for {expected} items")
+        if len(outcomes) != batch.outcomes:
+            raise RuntimeError(f"{len(outcomes)} outcomes for {batch.outcomes} items")
     except Exception as error:
         # A tier that breaks its promise must not hang those who wait for the batch.
         log.exception("batch %d from tier %d to %d failed", batch.batch_id, batch.source, batch.target)
-        outcomes = [Outcome(Status.FAILED, detail=repr(error))] * expected
+        outcomes = [Outcome(Status.FAILED, detail=repr(error))] * batch.outcomes
     return BatchDone(batch.batch_id, tuple(outcomes))
 
 
 def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
     worker, direction = lane_of(tiers, batch)
     tier = tiers[worker]
+    if batch.remap is not None:
+        assert isinstance(tier, SupportsRemap)
+        return [tier.remap(batch.remap)]
     if batch.drop is not None:
         assert isinstance(tier, SupportsDrop)
         return [tier.drop(batch.drop)]
@@ -81,10 +83,10 @@ def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
             ]
         )
     if not batch.transfers:
-        return tier.write(WriteBatch((), batch.evict))
+        return tier.write(WriteBatch((), batch.evict, batch.sidecar))
     slots = _slots(tiers[batch.source])
     items = [WriteItem(t.key, t.length_bytes, slots.slot(t.source_place), t.target_place) for t in batch.transfers]
-    return tier.write(WriteBatch(items, batch.evict))
+    return tier.write(WriteBatch(items, batch.evict, batch.sidecar))
 
 
 def _slots(tier: Tier) -> SupportsSlots:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier.cache.residency import Leaving, Residency
-from kvtier.types import EvictItem, Transfer, TransferBatch
+from kvtier.engine.sidecar import Sidecars
+from kvtier.types import EvictItem, Remap, Transfer, TransferBatch
 
 Lane = tuple[int, int]
 
@@ -29,10 +30,12 @@ class Underway:
 class Flight:
     """Numbers batches, keeps them until they are acknowledged, and counts them by lane."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, residency: Residency, sidecars: Sidecars) -> None:
         self._residency = residency
+        self._sidecars = sidecars
         self._underway: dict[int, Underway] = {}
         self._next_id = 0
+        self.arrivals = 0  # batches acknowledged so far
         self.batches: Counter[Lane] = Counter()
         self.blocks: Counter[Lane] = Counter()
         self.bytes: Counter[Lane] = Counter()
@@ -42,7 +45,7 @@ class Flight:
         return len(self._underway)
 
     def depart(self, lane: Lane, handles: Sequence[int], leaving: Sequence[Leaving] = ()) -> TransferBatch:
-        """Make a batch of copies that are placed and held already."""
+        """Make a batch of copies that are placed and held already; the target's sidecar goes along."""
         source, target = lane
         batch = TransferBatch(
             self._number(),
@@ -50,6 +53,7 @@ class Flight:
             target,
             tuple(self._transfer(handle, source, target) for handle in handles),
             tuple(self._eviction(copy.handle, target) for copy in leaving),
+            sidecar=self._sidecars.rows(target),
         )
         return self._enter(Underway(batch, tuple(leaving)))
 
@@ -58,16 +62,30 @@ class Flight:
         batch = TransferBatch(self._number(), tier, tier, (), (), namespace)
         return self._enter(Underway(batch, tuple(leaving)))
 
+    def depart_remap(self, tier: int, remap: Remap) -> TransferBatch:
+        """Make the batch that changes a memory tier's granules."""
+        return self._enter(Underway(TransferBatch(self._number(), tier, tier, (), remap=remap), ()))
+
     def arrive(self, batch_id: int) -> Underway | None:
         """Take an acknowledged batch out; None if it is not (or no longer) known."""
         underway = self._underway.pop(batch_id, None)
         if underway is not None:
+            self.arrivals += 1
             lane = (underway.batch.source, underway.batch.target)
             self.batches[lane] -= 1
             self.blocks[lane] -= len(underway.batch.transfers)
             self.bytes[lane] -= underway.bytes
             self.evictions[underway.batch.target] -= len(underway.leaving)
         return underway
+
+    def moving(self, tier: int) -> set[int]:
+        """Blocks whose copy in this tier is read or written by a batch under way."""
+        batches = (underway.batch for underway in self._underway.values())
+        return {t.handle for batch in batches if tier in (batch.source, batch.target) for t in batch.transfers}
+
+    def writes(self, tier: int) -> int:
+        """Batches under way into this tier."""
+        return sum(count for (_, target), count in self.batches.items() if target == tier)
 
     def _enter(self, underway: Underway) -> TransferBatch:
         batch = underway.batch

@@ -14,6 +14,8 @@ from kvtier.cache.transitions import Move, State
 from kvtier.engine.demotion import Demotions
 from kvtier.engine.flight import Flight, Underway
 from kvtier.engine.promotion import Promotions
+from kvtier.engine.resizing import Resizes
+from kvtier.engine.sidecar import Sidecars
 from kvtier.errors import InvariantError
 from kvtier.events import Reason
 from kvtier.types import NAMESPACE_BYTES, BatchDone, Outcome, Status, Transfer, TransferBatch
@@ -25,12 +27,14 @@ READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
 class Planner:
     """Plans transfers over a residency and settles their outcomes."""
 
-    def __init__(self, residency: Residency, queue_bytes: int) -> None:
+    def __init__(self, residency: Residency, sidecars: Sidecars, queue_bytes: int) -> None:
         self._residency = residency
         self._directory = residency.directory
-        self.flight = Flight(residency)
+        self._sidecars = sidecars
+        self.flight = Flight(residency, sidecars)
         self.promotions = Promotions(residency, self.flight)
         self.demotions = Demotions(residency, self.flight, queue_bytes)
+        self.resizes = Resizes(residency, self.flight, self.demotions)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
         self._drops_failed: set[int] = set()
@@ -42,7 +46,21 @@ class Planner:
         batches = self.promotions.batches()
         while self._drops:
             batches += self._drop_batches(*self._drops.popleft())
-        return batches + self.demotions.batches(now_s)
+        batches += self.resizes.batches()
+        batches += self.demotions.batches(now_s)
+        batches += self._notes(now_s)
+        self.resizes.conclude()
+        return batches
+
+    def _notes(self, now_s: float) -> list[TransferBatch]:
+        """Batches of nothing but a sidecar: where it has grown long, or when a flush has written all its blocks."""
+        flushing = self.demotions.flushed_all()
+        batches = []
+        for tier in self._residency.orders:
+            idle = self._residency.levels[tier].blocked_until_s <= now_s and not self.flight.writes(tier)
+            if idle and self._sidecars.due(tier, flushing=flushing):
+                batches.append(self.flight.depart((tier, tier), ()))
+        return batches
 
     def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:
         """Forget these blocks at once, and erase their namespace from the persistent tiers (see `drops_ended`)."""
@@ -82,22 +100,25 @@ class Planner:
         if underway is None:
             self._residency.counters.add("late_results")
             return []
-        transfers = underway.batch.transfers
-        leaving = len(underway.leaving) if underway.batch.drop is None else 1
-        if len(done.outcomes) != len(transfers) + leaving:
-            raise InvariantError(
-                f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {len(transfers)} transfers + {leaving}"
-            )
-        moved, left = done.outcomes[: len(transfers)], done.outcomes[len(transfers) :]
+        batch = underway.batch
+        if len(done.outcomes) != batch.outcomes:
+            raise InvariantError(f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {batch.outcomes} items")
+        if batch.remap is not None:
+            self.resizes.settled(batch.target, batch.remap, done.outcomes[0])
+            return []
+        moved, left = done.outcomes[: len(batch.transfers)], done.outcomes[len(batch.transfers) :]
+        if batch.sidecar:
+            self._sidecars.settled(batch.target, dict(batch.sidecar), left[-1])
+            left = left[:-1]
         self._left(underway, left, now_s)
         resolved: list[int] = []
-        for transfer, outcome in zip(transfers, moved, strict=True):
-            resolved += self._moved(underway.batch, transfer, outcome)
-        if underway.batch.target > underway.batch.source:
-            self._note_target(underway.batch.target, moved, now_s)
+        for transfer, outcome in zip(batch.transfers, moved, strict=True):
+            resolved += self._moved(batch, transfer, outcome, now_s)
+        if batch.target > batch.source:
+            self._note_target(batch.target, moved, now_s)
         return resolved
 
-    def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome) -> list[int]:
+    def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome, now_s: float) -> list[int]:
         handle, source, target = transfer.handle, batch.source, batch.target
         overtaken = not self._directory.is_ready(handle, source)  # dropped: its place may hold another block by now
         if not (overtaken and outcome.status in BLAME):
@@ -114,11 +135,13 @@ class Planner:
         else:
             self._residency.lose(handle, target, Move.FAILED, Reason.FAILED)
         if outcome.status in BLAME and not overtaken:
+            if outcome.status is Status.CORRUPT and self._residency.levels[source].persistent:
+                self._sidecars.condemn(source, transfer, outcome, now_s)
             self._residency.lose(handle, source, Move.RECLAIM, BLAME[outcome.status])
         key = transfer.key
         resolved = self._onwards(handle, target)
-        self._residency.unhold(handle, source)
-        self._residency.unhold(handle, target)
+        self._residency.unhold([handle], source)
+        self._residency.unhold([handle], target)
         if target > source:
             self.demotions.flushes.tried(
                 handle, key, lowest=self._residency.levels[target].persistent, done=outcome.done
@@ -132,7 +155,7 @@ class Planner:
         if target != 0:  # it ended on the way
             if self._directory.state(handle, 0) is State.FILLING:
                 self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
-            self._residency.unhold(handle, 0)
+            self._residency.unhold([handle], 0)
         return [handle]
 
     def _left(self, underway: Underway, outcomes: tuple[Outcome, ...], now_s: float) -> None:

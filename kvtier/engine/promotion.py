@@ -52,17 +52,29 @@ class Promotions:
             if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
                 return False
             self._hop(handle, (source, 0), deadline_s)
-        self._directory.hold(handle, 0)
+        self._directory.hold([handle], 0)
         self._wanted[handle] = Promotion(deadline_s, 0 if staged is None else 1, bool(staged))
         return True
 
+    def bring(self, handle: int, source: int, target: int) -> bool:
+        """Bring a block up for nobody yet, into memory that has a slot to give. False, and nothing done, if not."""
+        if target:
+            return self.stage(handle, source, target, inf)
+        if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
+            return False
+        slots = self._residency.take(0, 1, drop_dirty=False, incoming=handle)
+        if slots is None:
+            return False
+        self._residency.place(handle, 0, slots[0])
+        return self.start(handle, inf)
+
     def stage(self, handle: int, source: int, target: int, deadline_s: float) -> bool:
         """Bring a block into a memory tier below the top, if that has a slot to give. No top copy waits for it."""
-        slots = self._residency.take(target, 1, drop_dirty=False)
+        slots = self._residency.take(target, 1, drop_dirty=False, incoming=handle)
         if slots is None:
             return False
         self._residency.place(handle, target, slots[0])
-        self._directory.hold(handle, target)
+        self._directory.hold([handle], target)
         self._hop(handle, (source, target), deadline_s)
         return True
 
@@ -86,12 +98,12 @@ class Promotions:
         if hop is not None:
             if wanted.entering:
                 self._fail(handle, wanted.entering)
-            self._residency.unhold(handle, hop[1])
+            self._residency.unhold([handle], hop[1])
 
     def _fail(self, handle: int, tier: int) -> None:
         if self._directory.state(handle, tier) is State.FILLING:
             self._residency.lose(handle, tier, Move.FAILED, Reason.FAILED)
-        self._residency.unhold(handle, tier)
+        self._residency.unhold([handle], tier)
 
     def arrived(self, handle: int, tier: int) -> bool:
         """A hop into `tier` ended. True if the promotion ended with it, well or not (see the top copy's state)."""
@@ -154,7 +166,7 @@ class Promotions:
         return (state is State.GONE and self.stage(handle, source, 1, deadline_s)) or None
 
     def _hop(self, handle: int, lane: Lane, deadline_s: float) -> None:
-        self._directory.hold(handle, lane[0])
+        self._directory.hold([handle], lane[0])
         self._order += 1
         self._queued[handle, lane[1]] = (self._order, lane[0])
         heapq.heappush(self._queues.setdefault(lane, []), (deadline_s, self._order, handle))

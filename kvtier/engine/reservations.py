@@ -10,6 +10,7 @@ Units: handles, slots, tokens, seconds of the engine's clock.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
@@ -56,13 +57,11 @@ class Reservations:
         record.hits, record.sources = self._available(match)
         totals = [-(-tokens_total // size) for size in self._sizes]
         resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
-        for handle in resident:
-            self._directory.hold(handle, 0)
+        self._directory.hold(resident, 0)
         count = sum(totals) - len(resident)
-        slots = self._residency.take(0, count, drop_dirty=True)
+        slots = self._residency.take(0, count, drop_dirty=True, incoming=self._first_new(match, record.hits))
         if slots is None:
-            for handle in resident:
-                self._residency.unhold(handle, 0)
+            self._residency.unhold(resident, 0)
             self._residency.counters.add("no_room")
             self.ended.append((ticket, NoRoom(count, self._residency.takeable(0, drop_dirty=True))))
             return
@@ -80,6 +79,15 @@ class Reservations:
             hits.append(list(handles[:known]))
             sources.append([top for top in tops[:known] if top is not None])
         return hits, sources
+
+    def _first_new(self, match: Match, hits: list[list[int]]) -> int | None:
+        """The first block that will enter the top tier, if it has a handle: by promotion, or as a policy's ghost."""
+        below = (h for h in _flat(hits) if self._directory.state(h, 0) is State.GONE)
+        following = (
+            keys[len(known)] for keys, known in zip(match.keys.groups, hits, strict=True) if keys[len(known) :]
+        )
+        ghosts = (self._directory.find(store_key(match.namespace, key)) for key in following)
+        return next((handle for handle in chain(below, ghosts) if handle is not None), None)
 
     def _assign(self, record: LeaseRecord, totals: list[int], slots: Iterator[int], resident: set[int]) -> None:
         """Give every block its slot, and start the promotions in prefix order."""
@@ -100,7 +108,7 @@ class Reservations:
 
     def _promote(self, record: LeaseRecord, handle: int, slot: int) -> None:
         self._residency.place(handle, 0, slot)
-        self._directory.hold(handle, 0)
+        self._directory.hold([handle], 0)
         if self._planner.promotions.start(handle, record.deadline_s):
             self._wait_for(record, handle)
         else:
@@ -182,8 +190,7 @@ class Reservations:
         keep = [tokens // size for size in self._sizes]
         surplus = sum(len(hits) - kept for hits, kept in zip(record.hits, keep, strict=True))
         for hits, kept in zip(record.hits, keep, strict=True):
-            for handle in hits[kept:]:
-                self._residency.unhold(handle, 0)
+            self._residency.unhold(hits[kept:], 0)
         fresh = self._residency.take(0, surplus, drop_dirty=True)
         for group, kept in enumerate(keep):
             hits = record.hits[group]
@@ -232,7 +239,7 @@ class Reservations:
         handle = self._directory.admit(key, length_bytes)
         if self._directory.state(handle, 0) is State.GONE:
             self._residency.publish(handle, 0, slot)
-            self._directory.hold(handle, 0)
+            self._directory.hold([handle], 0)
         else:
             counters.add("duplicate_blocks")
             self._residency.levels[0].slots.occupy(slot, handle)  # private to this lease
@@ -250,14 +257,15 @@ class Reservations:
         record.phase = Phase.RELEASED
         del self._records[record.lease_id]
         pool = self._residency.levels[0].slots
+        shared, private = [], []
         for slot in _flat(record.slots):
             handle = pool.occupant(slot)
             if handle is not None and self._directory.place(handle, 0) == slot:
-                self._residency.unhold(handle, 0)
+                shared.append(handle)
             else:
-                if handle is not None:
-                    pool.vacate(slot)  # a duplicate
-                pool.give([slot])
+                private.append(slot)  # never committed, or a duplicate
+        pool.give(private)
+        self._residency.unhold(shared, 0)
 
     def _touch(self, record: LeaseRecord, access: Access) -> None:
         """Deepest blocks first, so that the shallow ones leave last."""
@@ -271,14 +279,15 @@ class Reservations:
     def pin(self, match: Match) -> None:
         """Hold the fastest copy of every block of a match."""
         for handles, tiers in zip(match.prefix.handles, match.prefix.tiers, strict=True):
-            for handle, tier in zip(handles, tiers, strict=True):
-                self._directory.hold(handle, tier)
-                match.pins.append((handle, tier))
+            for tier in set(tiers):
+                there = [handle for handle, top in zip(handles, tiers, strict=True) if top == tier]
+                self._directory.hold(there, tier)
+                match.pins.append((there, tier))
 
     def unpin(self, match: Match) -> None:
         """Let go of them. Idempotent."""
-        for handle, tier in match.pins:
-            self._residency.unhold(handle, tier)
+        for handles, tier in match.pins:
+            self._residency.unhold(handles, tier)
         match.pins.clear()
 
 

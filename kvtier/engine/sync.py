@@ -11,7 +11,7 @@ from typing import Self
 
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.engine.build import Configuration, loaded
-from kvtier.engine.core import Answer, Core, Dropped, Flushed
+from kvtier.engine.core import Answer, Core, Dropped, Flushed, Resized
 from kvtier.engine.engine import Reply
 from kvtier.engine.verbs import CacheVerbs, answer_of
 from kvtier.errors import KvtierError
@@ -62,6 +62,17 @@ class SyncCache(CacheVerbs):
     def reset(self) -> Dropped:
         """Forget everything of the configured model, in all tiers."""
         return self.drop(None)
+
+    def resize(self, tier: str, size_bytes: int) -> int:
+        """Give a tier more or less memory while it is in use; returns the bytes that it has then.
+
+        It grows as far as its `capacity_max` and the machine allow. It shrinks by what nobody leases: blocks are
+        copied to the tier below before their memory goes back to the system, no pointer changes, nothing leased moves.
+        Raises UsageError for a tier whose size is fixed, or a size without room for a block.
+        """
+        answer = self._answer(self._resizing(tier, size_bytes))
+        assert isinstance(answer, Resized)
+        return answer.bytes
 
     def close(self, flush_s: float = 20.0) -> int:
         """Flush for at most `flush_s`, then stop. Returns how many blocks a persistent tier should have but has not.

@@ -14,7 +14,7 @@ from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
 from kvtier.engine.build import start
-from kvtier.engine.core import Answer, Core, Dropped, Flushed
+from kvtier.engine.core import Answer, Core, Dropped, Flushed, Resized
 from kvtier.engine.engine import Engine, Reply
 from kvtier.engine.polled import Job, Request
 from kvtier.errors import ClosedError, KvtierError, UsageError
@@ -29,7 +29,7 @@ def answer_of(reply: Reply) -> Answer:
     """The answer to a question of this cache; raises what the engine answered instead of one."""
     if isinstance(reply, KvtierError):
         raise reply
-    assert isinstance(reply, Lease | NoRoom | Flushed | Dropped)
+    assert isinstance(reply, Lease | NoRoom | Flushed | Dropped | Resized)
     return reply
 
 
@@ -172,6 +172,11 @@ class CacheVerbs:
         if namespace is not None:
             arguments.instance("namespace", namespace, bytes)
         return lambda core, now_s: core.submit_drop(namespace)
+
+    def _resizing(self, tier: str, size_bytes: int) -> Callable[[Core, float], int]:
+        name = arguments.instance("tier", tier, str)
+        wanted_bytes = arguments.integer("size_bytes", size_bytes)
+        return lambda core, now_s: core.submit_resize(name, wanted_bytes)
 
     # ------------------------------------------------------------ start and end
 

@@ -33,6 +33,7 @@ class DictTier:
         self.fail_write: Status | None = None
         self.fail_read: Status | None = None
         self.corrupt: set[int] = set()
+        self.excess = 0  # bytes to be given back
         self.reads = 0
         self.generation = 0  # of the latest row
 
@@ -64,10 +65,10 @@ class DictTier:
             if known:
                 del self.rows[eviction.place]
             evicted.append(DONE if known else Outcome(Status.MISSING))
-        for name, row in batch.sidecar.items():
+        for name, note in batch.sidecar.items():
             self.notes.pop(name, None)
-            if row is not None:
-                self.notes[name] = row
+            if note is not None:
+                self.notes[name] = note
         return written + evicted + [DONE] * bool(batch.sidecar)
 
     def _write(self, item: WriteItem) -> Outcome:
@@ -92,6 +93,9 @@ class DictTier:
 
     def room(self, length_bytes: int) -> int:
         return self.blocks_max - len(self.rows)
+
+    def excess_bytes(self) -> int:
+        return self.excess
 
     def neighbours(self, place: int) -> int:
         return place

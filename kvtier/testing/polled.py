@@ -14,7 +14,7 @@ from kvtier.cache.level import Level
 from kvtier.clock import ManualClock
 from kvtier.engine.core import Answer, Core
 from kvtier.engine.executor import carry_out
-from kvtier.tiers.base import SupportsScan, Tier
+from kvtier.tiers.base import SupportsScan, SupportsSidecar, Tier
 from kvtier.types import BatchDone, ModelSpec, Outcome, TransferBatch
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class PolledEngine:
         self.answers: dict[int, Answer] = {}
         for index, tier in enumerate(tiers):
             if isinstance(tier, SupportsScan):
-                self.core.adopt(index, tier.scan())
+                self.core.adopt(index, tier.scan(), tier.sidecar() if isinstance(tier, SupportsSidecar) else ())
 
     def plan(self) -> list[TransferBatch]:
         """Let the core plan; its new batches join `held`."""

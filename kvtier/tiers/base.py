@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from kvtier.types import Outcome, ReadItem, StoredBlock, WriteBatch
+from kvtier.allocator.vmm import Geometry
+from kvtier.types import Outcome, ReadItem, Remap, StoredBlock, WriteBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,24 @@ class SupportsArray(Protocol):
 
 
 @runtime_checkable
+class SupportsRemap(Protocol):
+    """A memory tier whose memory comes and goes while its addresses stay."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """How slots lie on granules, for as many slots as the tier may ever have."""
+        ...
+
+    @property
+    def granules_mapped(self) -> frozenset[int]: ...
+
+    def remap(self, remap: Remap) -> Outcome:
+        """Map and unmap granules: DONE, or NO_ROOM or FAILED and nothing changed. What is unmapped goes back to the
+        machine. Runs on the writer's thread."""
+        ...
+
+
+@runtime_checkable
 class SupportsScan(Protocol):
     """A persistent tier: knows what it kept, and how much more of a size it would take."""
 
@@ -88,6 +107,11 @@ class SupportsScan(Protocol):
 
     def room(self, length_bytes: int) -> int:
         """How many more blocks of this length a write would take now without evicting. Thread-safe, no I/O."""
+        ...
+
+    def excess_bytes(self) -> int:
+        """How many bytes the tier must give back to what it shares with others, as of its last batch (an empty one
+        asks anew). Only emptied extents give anything; until it is 0 `room` is 0. Thread-safe, no I/O."""
         ...
 
     def neighbours(self, place: int) -> int:

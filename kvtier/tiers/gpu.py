@@ -1,7 +1,7 @@
 """GpuTier: the top tier, whose slots the attention kernels read. With no device it lies in host memory.
 
 Owns: a memory driver and the arena on it. Slot 0 is the null block: always there, zeroed, nobody's copy.
-Always:  the array's address never changes; the padding of a slot is zero.
+Always:  the array's address never changes, whatever `remap` does; the padding of a slot is zero.
 Units:   slots (index), bytes.
 """
 
@@ -15,12 +15,12 @@ from kvtier.allocator.block_pool import NULL_SLOT
 from kvtier.allocator.driver import MemoryDriver
 from kvtier.allocator.driver_memfd import GRANULE_BYTES, MemfdDriver
 from kvtier.allocator.lifetime import Lifetime
-from kvtier.allocator.vmm import Arena
-from kvtier.errors import ConfigError, KvtierError
+from kvtier.allocator.vmm import Arena, Geometry
+from kvtier.errors import ConfigError, DriverError, KvtierError, OutOfMemory
 from kvtier.registry import suggestion
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.slots import SlotCopies
-from kvtier.types import PAGE_BYTES, Outcome, ReadItem, WriteBatch, page_aligned
+from kvtier.types import DONE, PAGE_BYTES, Outcome, ReadItem, Remap, Status, WriteBatch, page_aligned
 
 DEVICES = ("auto", "host", "cuda")
 SLOTS_MIN = 2  # the null block, and one to use
@@ -29,25 +29,27 @@ GRANULES_MIN = 64  # rounding down to granules then loses less than 1/64 of the 
 
 
 class GpuTier:
-    """A `Tier` with `SupportsSlots` and `SupportsArray`."""
+    """A `Tier` with `SupportsSlots`, `SupportsArray` and `SupportsRemap`."""
 
     def __init__(self, name: str, driver: MemoryDriver, arena: Arena) -> None:
-        """Takes driver and arena over; the arena's slots are mapped from 0 on without a gap."""
+        """Takes driver and arena over."""
         self.name = name
         self.stride_bytes = arena.geometry.stride_bytes
         self._driver = driver
         self._arena = arena
-        self._slots = arena.slots_mapped
+        self._usable = {slot for slot in range(NULL_SLOT + 1, arena.geometry.slots) if arena.is_mapped(slot)}
         self._lifetime = Lifetime(f"tier {name}")
         self._bytes = memoryview(arena.array().reshape(-1))
-        self._copies = SlotCopies(name, arena.array, range(NULL_SLOT + 1, self._slots))
+        self._copies = SlotCopies(name, arena.array, self._usable)
 
     @classmethod
-    def create(cls, *, name: str, device: str, capacity_bytes: int, length_bytes_max: int) -> "GpuTier":
+    def create(
+        cls, *, name: str, device: str, capacity_bytes: int, length_bytes_max: int, capacity_max_bytes: int = 0
+    ) -> "GpuTier":
         """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds, all mapped.
 
-        device: ``auto`` or ``host``. Raises ConfigError if fewer than two slots fit, the null block counted, or
-        the machine has no such memory.
+        device: ``auto`` or ``host``. capacity_max_bytes: how far `remap` may let it grow; at least the capacity.
+        Raises ConfigError if fewer than two slots fit, the null block counted, or the machine has no such memory.
         """
         _expect_host(name, device)
         stride_bytes = page_aligned(length_bytes_max)
@@ -67,10 +69,11 @@ class GpuTier:
                 f"{mapped_bytes} bytes exceed the {available_bytes} bytes of RAM that are available",
                 "Choose a smaller capacity, or end what else uses the memory",
             )
-        driver = MemfdDriver(mapped_bytes, granule_bytes)
+        reserved_bytes = max(mapped_bytes, capacity_max_bytes // granule_bytes * granule_bytes)
+        driver = MemfdDriver(reserved_bytes, granule_bytes)
         try:
-            arena = Arena(driver, stride_bytes=stride_bytes, slots_reserved=slots)
-            arena.grow(arena.geometry.granules * granule_bytes)
+            arena = Arena(driver, stride_bytes=stride_bytes, slots_reserved=reserved_bytes // stride_bytes)
+            arena.grow(-(-slots * stride_bytes // granule_bytes) * granule_bytes)
         except KvtierError as error:
             driver.close()
             raise ConfigError(f"{name}.capacity", str(error), "Choose a smaller capacity") from error
@@ -78,10 +81,10 @@ class GpuTier:
 
     @property
     def traits(self) -> TierTraits:
-        """`slots` counts the null block, `capacity_bytes` does not."""
+        """`slots` counts the null block, and those without memory now; `capacity_bytes` counts neither."""
         return TierTraits(
-            capacity_bytes=(self._slots - 1) * self.stride_bytes,
-            slots=self._slots,
+            capacity_bytes=len(self._usable) * self.stride_bytes,
+            slots=self._arena.geometry.slots,
             persistent=False,
             host_addressable=True,
             batch_bytes=BATCH_BYTES,
@@ -95,8 +98,8 @@ class GpuTier:
     def slot(self, index: int) -> memoryview:
         """One whole slot, zero-copy. Raises IndexError if there is none such."""
         self._lifetime.expect()
-        if not 0 <= index < self._slots:
-            raise IndexError(f"slot {index} of {self._slots}")
+        if index not in self._usable and index != NULL_SLOT:
+            raise IndexError(f"slot {index}, of {self._arena.geometry.slots}, has no memory")
         return self._bytes[index * self.stride_bytes : (index + 1) * self.stride_bytes]
 
     def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
@@ -106,6 +109,29 @@ class GpuTier:
     def write(self, batch: WriteBatch) -> list[Outcome]:
         """Copy blocks in, each to its place; raises InvariantError for a place that holds no blocks."""
         return self._copies.write(batch)
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._arena.geometry
+
+    @property
+    def granules_mapped(self) -> frozenset[int]:
+        return self._arena.granules_mapped
+
+    def remap(self, remap: Remap) -> Outcome:
+        """Map and unmap granules; unmapped memory goes back to the machine. See `SupportsRemap`."""
+        try:
+            if len(remap.map) * self.geometry.granule_bytes > host_memory.available_bytes():
+                raise OutOfMemory("the machine has no such memory left")  # it would kill somebody later
+            self._usable.update(self._arena.map(remap.map))
+            self._usable.difference_update(self._arena.shrink(remap.unmap, remap.unused.__contains__))
+        except OutOfMemory as error:
+            return Outcome(Status.NO_ROOM, detail=str(error))
+        except DriverError as error:
+            return Outcome(Status.FAILED, detail=str(error))
+        if remap.unmap:
+            self._arena.trim()
+        return DONE
 
     def check(self) -> list[str]:
         """Recount the arena."""

@@ -10,7 +10,7 @@ nothing to speak of above 64 KiB. Addresses rather than numpy slices, because fi
 """
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ Piece = tuple[int, int, int]  # target address, source address, length in bytes
 class SlotCopies:
     """Read and write for a tier whose copies lie in `usable` slots of the uint8 array [slots, stride_bytes]."""
 
-    def __init__(self, name: str, array: Callable[[], NDArray[np.uint8]], usable: range) -> None:
+    def __init__(self, name: str, array: Callable[[], NDArray[np.uint8]], usable: Container[int]) -> None:
         self._name = name
         self._array = array
         self._usable = usable
@@ -36,7 +36,7 @@ class SlotCopies:
         pieces, tails = [], []
         for item in items:
             self._expect(item.place, item.length_bytes, stride_bytes, item.into)
-            into = _address(item.into)
+            into = address_of(item.into)
             pieces.append((into, base + item.place * stride_bytes, item.length_bytes))
             tails.append((into + item.length_bytes, item.into.nbytes - item.length_bytes))
         _move(pieces)
@@ -54,24 +54,24 @@ class SlotCopies:
         for item in batch.items:
             self._expect(item.place, item.length_bytes, stride_bytes, item.source)
             target = base + item.place * stride_bytes
-            pieces.append((target, _address(item.source), item.length_bytes))
+            pieces.append((target, address_of(item.source), item.length_bytes))
             tails.append((target + item.length_bytes, stride_bytes - item.length_bytes))
         _move(pieces)
         _zero(tails)
-        return [Outcome(Status.DONE, item.place) for item in batch.items] + [DONE] * (len(batch.evict) + bool(batch.sidecar))
+        return [Outcome(Status.DONE, item.place) for item in batch.items] + [DONE] * (
+            len(batch.evict) + bool(batch.sidecar)
+        )
 
     def _expect(self, place: int, length_bytes: int, stride_bytes: int, view: memoryview) -> None:
         if place not in self._usable:
-            raise InvariantError(
-                f"tier {self._name}: no slot {place}, {self._usable.start} .. {self._usable.stop - 1} hold blocks"
-            )
+            raise InvariantError(f"tier {self._name}: slot {place} is none that holds blocks")
         if not 0 <= length_bytes <= min(stride_bytes, view.nbytes):
             raise InvariantError(
                 f"tier {self._name}: {length_bytes} bytes in a slot of {stride_bytes} and a view of {view.nbytes}"
             )
 
 
-def _address(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
     """Where a contiguous view lies. The caller's item keeps it alive."""
     if view.readonly:
         return np.frombuffer(view, np.uint8).ctypes.data

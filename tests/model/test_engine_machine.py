@@ -20,9 +20,11 @@ KEYS = {"family": st.integers(0, 1), "depth": st.integers(1, 5), "branch": st.in
 class EngineMachine(RuleBasedStateMachine):
     """One rule per operation of the world."""
 
-    @initialize(host=st.booleans(), groups=st.integers(1, 2))
-    def start(self, host, groups):
-        self.world = World(host, groups)
+    @initialize(
+        host=st.booleans(), groups=st.integers(1, 2), policies=st.tuples(*[st.sampled_from(["lru", "arc"])] * 3)
+    )
+    def start(self, host, groups, policies):
+        self.world = World(host, groups, policies)
 
     @rule(deadline_s=st.sampled_from([1.0, 9.0]), **KEYS)
     def request(self, family, depth, branch, deadline_s):
@@ -84,6 +86,10 @@ class EngineMachine(RuleBasedStateMachine):
     def flush(self):
         self.world.engine.core.submit_flush()
 
+    @rule(slots=st.integers(1, 12))
+    def resize(self, slots):
+        self.world.resize(slots)
+
     @rule()
     def reset(self):
         self.world.reset()
@@ -128,6 +134,7 @@ WEIGHTS = {
     "wait": 4,
     "prefetch": 5,
     "flush": 5,
+    "resize": 4,
     "restart": 3,
     "reset": 1,
     "break_writes": 1,
@@ -140,7 +147,7 @@ WEIGHTS = {
 def walk(seed, steps):
     """Let chance call the world; returns the counters of all engines it had."""
     rng = random.Random(seed)
-    world = World(host=seed % 3 > 0, groups=1 + seed % 2)
+    world = World(seed % 3 > 0, 1 + seed % 2, rng.choices(["lru", "arc"], k=3))
     total = Counter()
     for _ in range(steps):
         name = rng.choices(list(WEIGHTS), WEIGHTS.values())[0]
@@ -174,6 +181,8 @@ def step(world, name, rng):
         world.engine.core.prefetch(keys, world.engine.clock.now())
     elif name == "flush":
         world.engine.core.submit_flush()
+    elif name == "resize":
+        world.resize(rng.randint(1, 2 * world.gpu))
     elif name == "break_writes":
         world.disk.fail_write = rng.choice([Status.FAILED, Status.NO_ROOM])
     elif name == "break_reads":

@@ -188,6 +188,28 @@ async def test_close_reports_what_it_could_not_save(tmp_path):
     assert await cache.aclose() == 0
 
 
+async def test_a_cancelled_close_does_not_wait_for_a_hung_disk(tmp_path, monkeypatch):
+    """A task that closes over a hung disk cannot be cancelled; or its store stays locked after the disk is back."""
+    monkeypatch.setattr("kvtier.engine.cache.CLOSING_S", 0.0)
+    config = config_for(tmp_path / "store")
+    cache = kvtier.open(config)
+    await cache.__aenter__()
+    gate = Gate(tier(cache, 2))
+    gate.hold("write")
+    await aserve(cache, prompt(config, 1, 5))
+    closing = asyncio.create_task(cache.aclose())
+    await asyncio.to_thread(gate.wait_for, "write")
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(ClosedError):
+        cache.stats()
+    gate.let_go()
+    await asyncio.to_thread(cache._running.close)  # it goes on by itself: this only waits
+    async with kvtier.open(config) as cache:
+        assert cache.check() == []
+
+
 async def test_pending_calls_are_answered_when_the_cache_closes(tmp_path):
     """A waiting task hangs for ever after close."""
     config = config_for(tmp_path / "store")

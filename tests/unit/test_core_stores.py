@@ -171,7 +171,7 @@ def test_a_flush_is_content_with_a_copy_that_could_not_be_erased():
     fill(engine, lease, prompt(0, 4))
     engine.release(lease)
     ticket = engine.core.submit_flush()
-    engine.finish(evicting, [Outcome(Status.FAILED)] * (len(evicting.transfers) + len(evicting.evict)))
+    engine.finish(evicting, [Outcome(Status.FAILED)] * evicting.outcomes)
     for _ in range(20):
         engine.clock.advance(1.0)
         engine.run()

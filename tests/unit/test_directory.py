@@ -31,10 +31,14 @@ def test_columns_grow_and_handles_are_used_again():
     assert len(set(handles)) == 5000
     assert directory.find(StoreKey(b"4999")) == handles[4999]
     directory.move(handles[7], 0, Move.PUBLISH)
-    assert not directory.retire(handles[7])
+    assert directory.has_copy(handles[7])
     directory.move(handles[7], 0, Move.RECLAIM)
     directory.move(handles[7], 0, Move.ACKNOWLEDGED)
-    assert directory.retire(handles[7])
+    assert not directory.has_copy(handles[7])
+    assert directory.ghosts() == 5000
+    directory.retire(handles[7])
+    directory.retire(handles[7])  # nothing happens any more
+    assert directory.ghosts() == 4999
     assert directory.find(StoreKey(b"7")) is None
     assert directory.admit(StoreKey(b"new"), 20) == handles[7]
     assert directory.length_bytes(handles[7]) == 20
@@ -46,10 +50,10 @@ def test_letting_go_more_often_than_held_is_a_bug():
     directory = Directory(1)
     handle = directory.admit(StoreKey(b"a"), 10)
     directory.move(handle, 0, Move.PUBLISH)
-    directory.hold(handle, 0)
-    directory.unhold(handle, 0)
+    directory.hold([handle], 0)
+    directory.unhold([handle], 0)
     with pytest.raises(InvariantError, match="let go more often"):
-        directory.unhold(handle, 0)
+        directory.unhold([handle], 0)
 
 
 def test_check_sees_a_wrong_count():
@@ -93,10 +97,12 @@ class DirectoryMachine(RuleBasedStateMachine):
             return
         held = self.holds.get((number, tier), 0)
         if hold:
-            self.directory.hold(self.handles[number], tier)
+            self.directory.hold([self.handles[number]], tier)
             self.holds[number, tier] = held + 1
         elif held:
-            assert self.directory.unhold(self.handles[number], tier) == held - 1
+            ending = held == 1 and self.states[number, tier] is State.RECLAIMED
+            handle = self.handles[number]
+            assert self.directory.unhold([handle], tier) == ([handle] if ending else [])
             self.holds[number, tier] = held - 1
 
     @invariant()

@@ -65,10 +65,21 @@ class Bench:
             hugepages="off",
         )
         levels = [
-            Level("host", LRU(), 1 << 16, slots * PAGE_BYTES, PAGE_BYTES, pool=BlockPool(slots, null_slot=False)),
+            Level(
+                "host",
+                LRU(slots),
+                "lru",
+                slots,
+                1 << 16,
+                slots * PAGE_BYTES,
+                PAGE_BYTES,
+                pool=BlockPool(slots, null_slot=False),
+            ),
             Level(
                 "lmdb",
-                LRU(),
+                LRU(100),
+                "lru",
+                100,
                 1 << 16,
                 1 << 20,
                 0,

@@ -1,0 +1,59 @@
+"""What a persistent tier has kept comes into the directory at start, in the order in which it would have left.
+
+Owns nothing. Always: every block found is a READY copy afterwards; those whose place in the order is known (see
+`order_log`) have it again, and the others follow in the order of their writing, as the newest.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+from kvtier.cache.order_replay import Recalled, recall, todays_key
+from kvtier.cache.residency import Residency
+from kvtier.policies.base import Access
+from kvtier.types import StoredBlock, page_aligned
+
+
+def adopt(residency: Residency, tier: int, blocks: Iterable[StoredBlock], rows: Mapping[bytes, bytes]) -> None:
+    """Take over a tier's blocks, oldest write first, and the order in the tier's sidecar `rows`."""
+    directory, order = residency.directory, residency.orders[tier]
+    handles = directory.enroll(tier, blocks)
+    recalled = recall(rows)
+    known = set() if recalled is None else _reinstate(residency, tier, handles, recalled)
+    order.found(rows)
+    unknown = (handle for handle in handles if handle not in known)
+    for length_bytes, alike in groupby(unknown, key=directory.length_bytes):
+        order.touch(list(alike), Access.FILL, page_aligned(length_bytes))
+    residency.retire_ghosts(order)
+
+
+def _reinstate(residency: Residency, tier: int, handles: list[int], recalled: Recalled) -> set[int]:
+    """Give the tier's policy the order of the recalled one; returns the residents that have it."""
+    directory, order = residency.directory, residency.orders[tier]
+    handle_at = {directory.place(handle, tier): handle for handle in handles}
+    owner_of = {place: then for then, place in recalled.places.items()}  # one of two, should the log be broken
+    renamed = {then: handle_at[place] for place, then in owner_of.items() if place in handle_at}
+    if recalled.name != order.name:  # another policy takes over the order alone
+        leaving = recalled.policy.candidates(len(recalled.policy))
+        for handle in (renamed[then] for then in leaving if then in renamed):
+            order.touch([handle], Access.FILL, page_aligned(directory.length_bytes(handle)))
+        return set(renamed.values())
+    ghosts = _ghosts(residency, recalled)
+    residents = set(renamed.values())
+    renamed |= {then: handle for then, handle in ghosts.items() if handle not in residents}
+    try:
+        order.restore(recalled.policy.snapshot(), renamed)
+    except ValueError:
+        residents = set()
+    for handle in ghosts.values():
+        residency.retire_unless_known(handle)
+    return residents
+
+
+def _ghosts(residency: Residency, recalled: Recalled) -> dict[int, int]:
+    """Handles of now for the ghosts of then."""
+    found = {}
+    for then, ghost in recalled.ghosts.items():
+        key = todays_key(recalled, ghost, residency.namespaces.find)
+        if key is not None:
+            found[then] = residency.directory.admit(key, ghost.length_bytes)
+    return found

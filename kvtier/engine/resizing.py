@@ -1,0 +1,203 @@
+"""A memory tier that grows and shrinks while it is used: which granules come, which go, and what must leave first.
+
+Owns: the resizes under way, one per tier (a later one ends an earlier one where it stands). Growing maps the lowest
+granules first, some at a time. Shrinking takes the highest ones of which no slot is leased: their free slots are
+withdrawn at once, clean blocks leave, and dirty ones are copied to the tier below before they do. Always: nothing
+that somebody holds moves or goes; a slot whose memory is to go is in nobody's reach before it does.
+
+Units: granules, slots, bytes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvtier.allocator.block_pool import NULL_SLOT
+from kvtier.allocator.vmm import Geometry, runs
+from kvtier.cache.residency import Residency
+from kvtier.engine.demotion import Demotions
+from kvtier.engine.flight import Flight
+from kvtier.types import Outcome, Remap, TransferBatch
+
+GROW_BYTES = 64 << 20  # mapped at once: what was won before memory ran out stays
+
+
+@dataclass(slots=True, eq=False)
+class _Resize:
+    """One resize: how many granules are wanted, and which ones it is emptying or has given away already."""
+
+    ticket: int
+    tier: int
+    granules: int
+    emptying: set[int] = field(default_factory=set)
+    underway: Remap | None = None
+    failed: bool = False
+    seen_arrivals: int = -1  # batches that had ended when it last took a step
+
+
+class Resizes:
+    """Plans remaps. `ended` collects (ticket, bytes that the tier has now)."""
+
+    def __init__(self, residency: Residency, flight: Flight, demotions: Demotions) -> None:
+        self._residency = residency
+        self._directory = residency.directory
+        self._flight = flight
+        self._demotions = demotions
+        self._active: dict[int, _Resize] = {}  # by tier
+        self.ended: list[tuple[int, int]] = []
+
+    def begin(self, ticket: int, tier: int, granules: int) -> None:
+        """Bring a tier to so many granules, or as near as can be."""
+        former = self._active.get(tier)
+        if former is None:
+            self._active[tier] = _Resize(ticket, tier, granules)
+            return
+        self.ended.append((former.ticket, self._bytes(tier)))
+        former.ticket, former.granules, former.failed, former.seen_arrivals = ticket, granules, False, -1
+
+    def batches(self) -> list[TransferBatch]:
+        """Remaps to carry out now."""
+        made = []
+        for resize in list(self._active.values()):
+            if resize.underway is None and resize.seen_arrivals != self._flight.arrivals:
+                resize.seen_arrivals = self._flight.arrivals  # only then can more have become possible
+                made += self._step(resize)
+        return made
+
+    def conclude(self) -> None:
+        """Everything is planned: where nothing is under way nothing will change."""
+        for resize in list(self._active.values()):
+            if not len(self._flight):
+                self._end(resize)
+
+    def settled(self, tier: int, remap: Remap, outcome: Outcome) -> None:
+        """A remap ended."""
+        level = self._residency.levels[tier]
+        assert level.geometry is not None
+        if outcome.done:
+            level.granules = (level.granules | {*remap.map}) - {*remap.unmap}
+            self._admit_slots(tier, remap.map, besides=set())
+            level.capacity_bytes = (self._slots_with_memory(tier) - 1) * level.stride_bytes
+            level.policy.resize(level.slots_usable)
+            self._residency.retire_ghosts(level.policy)
+        resize = self._active[tier]
+        resize.underway = None
+        resize.failed |= not outcome.done
+        resize.emptying -= {*remap.unmap}
+        if not outcome.done:
+            self._admit_slots(tier, remap.unmap, besides=resize.emptying)
+
+    # ------------------------------------------------------------ steps
+
+    def _step(self, resize: _Resize) -> list[TransferBatch]:
+        level = self._residency.levels[resize.tier]
+        assert level.geometry is not None
+        missing = resize.granules - len(level.granules)
+        if missing > 0 and not resize.failed:
+            chunk = max(1, GROW_BYTES // level.geometry.granule_bytes)
+            absent = (granule for granule in range(level.geometry.granules) if granule not in level.granules)
+            arriving = tuple(granule for granule, _ in zip(absent, range(min(missing, chunk)), strict=False))
+            return [self._depart(resize, Remap(map=arriving))]
+        if missing >= 0 or resize.failed:
+            self._end(resize)
+            return []
+        return self._shrink(resize, -missing)
+
+    def _shrink(self, resize: _Resize, count: int) -> list[TransferBatch]:
+        """Empty the highest granules that nobody leases; give away those that are empty."""
+        empty: list[int] = []
+        dirty: list[int] = []
+        chosen: set[int] = set()
+        moving = self._flight.moving(resize.tier)
+        for granule in sorted(self._residency.levels[resize.tier].granules, reverse=True):
+            if len(chosen) == count:
+                break
+            waiting = self._in_the_way(resize.tier, granule, moving)
+            if waiting is None:
+                continue
+            chosen.add(granule)
+            dirty += waiting
+            if not waiting:
+                empty.append(granule)
+        self._admit_slots(resize.tier, resize.emptying - chosen, besides=chosen)  # leased meanwhile
+        resize.emptying = chosen
+        self._clear(resize.tier, chosen)
+        if empty:
+            geometry = self._geometry(resize.tier)
+            unused = frozenset(slot for granule in empty for slot in _slots_of(geometry, granule))
+            return [self._depart(resize, Remap(unmap=tuple(sorted(empty)), unused=unused))]
+        if not dirty or not self._demotions.evacuate(resize.tier, dirty):
+            self._end(resize)
+        return []
+
+    def _in_the_way(self, tier: int, granule: int, moving: set[int]) -> list[int] | None:
+        """The blocks that have to be copied, or whose copying has to end, before a granule can go; None if a slot is
+        leased."""
+        pool = self._residency.levels[tier].slots
+        waiting = []
+        for slot in _slots_of(self._geometry(tier), granule):
+            if slot == NULL_SLOT:
+                return None
+            if pool.is_free(slot) or pool.is_withdrawn(slot):
+                continue
+            handle = pool.occupant(slot)
+            if handle is None or self._directory.place(handle, tier) != slot:
+                return None  # private to a lease
+            if self._directory.is_held(handle, tier):
+                if handle not in moving:
+                    return None
+                waiting.append(handle)
+            elif not self._directory.is_clean(handle, tier):
+                waiting.append(handle)
+        return waiting
+
+    def _clear(self, tier: int, granules: Iterable[int]) -> None:
+        """Let clean idle blocks go, and nobody take a free slot any more."""
+        pool = self._residency.levels[tier].slots
+        for granule in granules:
+            for slot in _slots_of(self._geometry(tier), granule):
+                handle = None if pool.is_free(slot) or pool.is_withdrawn(slot) else pool.occupant(slot)
+                if handle is not None and self._may_go(handle, tier):
+                    self._residency.reclaim(handle, tier)
+                if pool.is_free(slot):
+                    pool.withdraw([slot])
+
+    def _may_go(self, handle: int, tier: int) -> bool:
+        idle = self._directory.is_ready(handle, tier) and not self._directory.is_held(handle, tier)
+        return idle and self._directory.is_clean(handle, tier)
+
+    # ------------------------------------------------------------ inside
+
+    def _depart(self, resize: _Resize, remap: Remap) -> TransferBatch:
+        resize.underway = remap
+        return self._flight.depart_remap(resize.tier, remap)
+
+    def _end(self, resize: _Resize) -> None:
+        """As far as it came: what it was emptying is of use again. Nothing of it is under way."""
+        del self._active[resize.tier]
+        self._demotions.evacuate(resize.tier, ())
+        self._admit_slots(resize.tier, resize.emptying, besides=set())
+        self.ended.append((resize.ticket, self._bytes(resize.tier)))
+
+    def _bytes(self, tier: int) -> int:
+        return len(self._residency.levels[tier].granules) * self._geometry(tier).granule_bytes
+
+    def _admit_slots(self, tier: int, granules: Iterable[int], besides: set[int]) -> None:
+        """Withdrawn slots on these granules are free again, if all their memory is there and not `besides` to go."""
+        level, geometry = self._residency.levels[tier], self._geometry(tier)
+        there = level.granules - besides
+        slots = {slot for granule in granules for slot in _slots_of(geometry, granule)}
+        whole = [slot for slot in slots if level.slots.is_withdrawn(slot) and there >= {*geometry.granules_of(slot)}]
+        level.slots.restore(whole)
+
+    def _slots_with_memory(self, tier: int) -> int:
+        geometry = self._geometry(tier)
+        return sum(len(geometry.slots_within(run)) for run in runs(sorted(self._residency.levels[tier].granules)))
+
+    def _geometry(self, tier: int) -> Geometry:
+        geometry = self._residency.levels[tier].geometry
+        assert geometry is not None, "only tiers with a geometry are resized"
+        return geometry
+
+
+def _slots_of(geometry: Geometry, granule: int) -> range:
+    return geometry.slots_touching(range(granule, granule + 1))

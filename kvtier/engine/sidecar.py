@@ -1,0 +1,100 @@
+"""What the engine keeps in a persistent tier beside blocks: the order of its policy, counters, condemned blocks.
+
+Owns: what is to be written with the tier's next batch. Always: rows go out with a batch and are settled by its
+outcome, so that they are as old as the last index commit and no older. docs/format.md has their encoding.
+Units: seconds of the engine's clock; milliseconds since 1970 in rows.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+import cbor2
+
+from kvtier.cache.order_log import LOG_BYTES_MIN, Rows
+from kvtier.cache.residency import Residency
+from kvtier.types import Outcome, Status, Transfer, block_key_of, namespace_of
+
+COUNTERS_KEY = b"counters"
+CONDEMNED_KEY = b"condemned/"
+CONDEMNED_MAX = 64
+
+
+class Sidecars:
+    """The sidecar rows of all persistent tiers. `epoch_ms` is what the wall clock shows at 0 of the engine's."""
+
+    def __init__(self, residency: Residency, epoch_ms: int) -> None:
+        self._residency = residency
+        self._epoch_ms = epoch_ms
+        self._since_ms = epoch_ms
+        self._condemned: dict[int, deque[bytes]] = {tier: deque() for tier in residency.orders}  # keys, oldest first
+        self._owed: dict[int, Rows] = {tier: {} for tier in residency.orders}
+
+    def found(self, tier: int, rows: Mapping[bytes, bytes]) -> None:
+        """An earlier process left these rows."""
+        condemned = [(_condemned_at(row), key) for key, row in rows.items() if key.startswith(CONDEMNED_KEY)]
+        self._condemned[tier].extend(key for _, key in sorted(condemned))
+
+    def opened(self, now_s: float) -> None:
+        """The counters begin now."""
+        self._since_ms = self._ms(now_s)
+
+    # ------------------------------------------------------------ what happens
+
+    def condemn(self, tier: int, transfer: Transfer, outcome: Outcome, now_s: float) -> None:
+        """A stored block failed its checksum. The latest ones are kept for whoever asks what was lost."""
+        key = CONDEMNED_KEY + transfer.source_place.to_bytes(8, "big")
+        row = {
+            "key": block_key_of(transfer.key),
+            "namespace": self._residency.namespaces.fingerprint_of(namespace_of(transfer.key)),
+            "length": transfer.length_bytes,
+            "at_ms": self._ms(now_s),
+            "detail": outcome.detail,
+        }
+        keys, owed = self._condemned[tier], self._owed[tier]
+        if key in keys:
+            keys.remove(key)
+        keys.append(key)
+        owed[key] = cbor2.dumps(row, canonical=True)
+        if len(keys) > CONDEMNED_MAX:
+            owed[keys.popleft()] = None
+
+    # ------------------------------------------------------------ rows
+
+    def due(self, tier: int, *, flushing: bool) -> bool:
+        """Whether there is so much to write down that it should not wait for a batch of blocks."""
+        order = self._residency.orders[tier]
+        return order.changed and (flushing or order.unsaved_bytes >= LOG_BYTES_MIN)
+
+    def rows(self, tier: int) -> Rows:
+        """What goes with the next batch to this tier; empty for memory."""
+        if tier not in self._residency.orders:
+            return {}
+        rows = self._residency.orders[tier].piece() | self._owed[tier]
+        self._owed[tier] = {}
+        rows[COUNTERS_KEY] = self._counters()
+        return rows
+
+    def settled(self, tier: int, rows: Rows, outcome: Outcome) -> None:
+        """The batch that carried these rows ended."""
+        self._residency.orders[tier].settled(rows, kept=outcome.done, no_room=outcome.status is Status.NO_ROOM)
+        if not outcome.done:
+            lost = {key: row for key, row in rows.items() if key.startswith(CONDEMNED_KEY)}
+            self._owed[tier] = lost | self._owed[tier]
+
+    def _counters(self) -> bytes:
+        counters = self._residency.counters
+        row = {"since_ms": self._since_ms} | counters.engine()
+        for tier, level in enumerate(self._residency.levels):
+            row |= {f"{level.name}.{name}": count for name, count in counters.of_tier(tier).items()}
+        return cbor2.dumps(row, canonical=True)
+
+    def _ms(self, now_s: float) -> int:
+        return self._epoch_ms + int(now_s * 1000)
+
+
+def _condemned_at(row: bytes) -> int:
+    """When; 0 if the row cannot be read."""
+    try:
+        return int(cbor2.loads(row)["at_ms"])
+    except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError):
+        return 0

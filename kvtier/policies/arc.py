@@ -1,0 +1,252 @@
+"""ARC: the adaptive replacement cache of Megiddo and Modha (FAST '03, figure 4), with its p as a real number.
+
+Owns: four lists of handles, from least to most recently used. T1 holds residents seen once, T2 those seen again; B1
+and B2 hold the ghosts of what left T1 and T2. `p` is how large T1 should be: the return of a ghost from B1 says that
+T1 was too small, one from B2 that T2 was. c is the number of blocks that the tier holds.
+Always:  a handle is in one list at most; |T1| + |B1| <= max(c, |T1|) and all four <= max(2c, residents), for a tier
+         that is being shrunk, or whose blocks are pinned, may hold more than c; 0 <= p <= c; `_counted` are ghosts.
+Units:   handles, blocks.
+
+The paper serves one access at a time. The same access in our verbs, where x is the handle that needs room:
+
+    x is resident       touch([x], REUSE)                                                          case I
+    x is not            if c are resident: victim = candidates(1, incoming=x); evict(victim, incoming=x)
+                        touch([x], FILL)                                                           cases II to IV
+
+`candidates` and `evict` do REPLACE and, for a ghost, the adaptation before it, with the sizes that the lists have
+before anything moves; FILL moves x, and trims the ghosts. If the paper's order is another, the lists are the same:
+
+* Cases II and III put x into T2 after REPLACE: so do we. The ghost stays in its list until FILL; `_counted`
+  remembers that its return was noted, so that a second `evict` for it, or FILL, does not note it twice.
+* Case IV trims before REPLACE, we after it. Moving T1 to B1 leaves |T1| + |B1| as it was, moving T2 to B2 leaves all
+  four, so both find the same excess; REPLACE looks at |T1|, p and whether x is in B2, never at B1, and x is in
+  neither. What is trimmed is the oldest ghost, and REPLACE appends the youngest; only where the list to trim is empty
+  could these be the same one. B2 is not empty then: with c residents, 2c in all and |T1| + |B1| < c, |T2| + |B2| > c
+  >= |T2|. B1 is if |T1| = c, and then the paper drops the head of T1 without a ghost: we move it to B1 (T2 is empty,
+  so REPLACE has no other choice) and trim it from there.
+
+Snapshot (framed as in `snapshot.py`): f64 p, u32 c; T1, T2, B1, B2, the size classes of T1 and then T2, `_counted`.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain, islice
+
+from kvtier.allocator.rings import NOWHERE, Rings
+from kvtier.errors import InvariantError
+from kvtier.policies.base import Access
+from kvtier.policies.size_classes import SizeClasses
+from kvtier.policies.snapshot import SnapshotFormat
+
+_FORMAT = SnapshotFormat("arc", b"KVTARC\x00\x01", head="dI", columns=6)
+_LISTS = _T1, _T2, _B1, _B2 = 1, 2, 3, 4
+_RESIDENT, _GHOST = (_T1, _T2), (_B1, _B2)
+_FILL, _REUSE, _RELEASE = Access.FILL, Access.REUSE, Access.RELEASE  # asking the Enum takes 100 ns each time
+
+
+class ARC:
+    """Policy `arc`. Touching costs O(1) per handle; candidates walk past what is pinned or of another class."""
+
+    def __init__(self, blocks: int) -> None:
+        """blocks: how many the tier holds. Raises InvariantError if that is negative."""
+        self.p = 0.0
+        self._blocks = 0
+        self._rings = Rings(len(_LISTS))
+        self._sizes = SizeClasses()
+        self._counted: set[int] = set()
+        self._dropped: dict[int, None] = {}  # ghosts given up that `forgotten` has not told of, in order
+        self.resize(blocks)
+
+    def __len__(self) -> int:
+        lens = self._rings.lens
+        return lens[_T1] + lens[_T2]
+
+    # ------------------------------------------------------------ what happened
+
+    def touch(self, handles: Sequence[int], access: Access, size_class: int = 0) -> None:
+        """Note accesses, in the given order. Only FILL and MOVED make handles resident and set their size class.
+
+        FILL and RELEASE of a resident are no second access: it becomes the most recent of its own list.
+        Raises InvariantError for a size class that is not a u32.
+        """
+        rings = self._rings
+        if access is _REUSE:
+            # Case I, x in T1 or T2: a hit. It has been seen at least twice now: to the young end of T2.
+            rings.move(handles, _T2, sources=_RESIDENT)
+        elif access is _RELEASE:
+            rings.move(handles, _T1, sources=(_T1,))
+            rings.move(handles, _T2, sources=(_T2,))
+        else:
+            self._sizes.assign(handles, size_class)
+            entrance = _T1 if access is _FILL else _T2
+            for handle in handles:
+                rings.move((handle,), self._destination(handle, entrance))
+
+    def _destination(self, handle: int, entrance: int) -> int:
+        """The list that a handle with new content enters, after making room there and noting a ghost's return."""
+        ring = self._rings.ring_of(handle)
+        if ring == NOWHERE:
+            # Case IV, x in none of the lists: to the young end of T1. If it was used in another tier, then to that of
+            # T2, as if it had been in T1 meanwhile; T1 and B1 have nothing to do with it.
+            self._trim(entrance)
+            return entrance
+        if ring in _GHOST:
+            # Cases II and III, x in B1 or B2: it would have been a hit in a larger T1 or T2. To the young end of T2.
+            self.p = self._adapted(handle, ring)
+            self._counted.discard(handle)
+            return _T2
+        return max(ring, entrance)  # resident: in its own list, or in T2 once it brings its frequency along
+
+    def _adapted(self, ghost: int, ring: int) -> float:
+        """What p becomes at the return of a ghost in B1 or B2: it moves by more, the smaller that list is."""
+        if ghost in self._counted:
+            return self.p
+        recent, frequent = self._rings.lens[_B1], self._rings.lens[_B2]
+        if ring == _B1:
+            return min(float(self._blocks), self.p + max(frequent / recent, 1.0))
+        return max(0.0, self.p - max(recent / frequent, 1.0))
+
+    # ------------------------------------------------------------ who leaves
+
+    def candidates(
+        self, count: int, pinned: Container[int] = (), size_class: int | None = None, incoming: int | None = None
+    ) -> list[int]:
+        """The `count` handles next to leave for `incoming`, first to leave first, or none. Does not change state.
+
+        The paper's REPLACE, `count` times with one p. Where the list it chooses has none to give, the other does.
+        """
+        if not 0 < count <= len(self):
+            return []
+        ring, p = NOWHERE, self.p
+        if incoming is not None and (ring := self._rings.ring_of(incoming)) in _GHOST:
+            p = self._adapted(incoming, ring)
+        recent, from_t1 = self._rings.lens[_T1], 0
+        # REPLACE: T1 gives if it is larger than p, or just as large and x comes from B2; else T2.
+        while from_t1 < count and recent >= 1 and (recent > p or (ring == _B2 and recent == p)):
+            from_t1 += 1
+            recent -= 1
+        eligible = self._sizes.eligible(self._rings.walk(_T1), pinned, size_class)
+        chosen = list(islice(eligible, from_t1))
+        if len(chosen) < count:
+            in_t2 = self._sizes.eligible(self._rings.walk(_T2), pinned, size_class)
+            chosen += islice(in_t2, count - len(chosen))
+        chosen += islice(eligible, count - len(chosen))
+        return chosen if len(chosen) == count else []
+
+    def evict(self, handles: Sequence[int], incoming: int | None = None) -> None:
+        """These become ghosts, the youngest of their kind; the return of `incoming` is noted if it is one.
+
+        Raises InvariantError for one that is not resident.
+        """
+        rings = self._rings
+        if incoming is not None and (ring := rings.ring_of(incoming)) in _GHOST:
+            self.p = self._adapted(incoming, ring)
+            self._counted.add(incoming)
+        overfull = len(self) > self._blocks
+        for handle in handles:
+            ring = rings.ring_of(handle)
+            if ring not in _RESIDENT:
+                raise InvariantError(f"arc: {handle} is not resident")
+            rings.move((handle,), _B1 if ring == _T1 else _B2)
+        if overfull:  # else the ghosts had room before, and have it still
+            self._trim()
+
+    # ------------------------------------------------------------ what is remembered
+
+    def forget(self, handles: Sequence[int]) -> None:
+        """These are gone, residents and ghosts; unknown ones are ignored."""
+        for handle in handles:
+            self._dropped.pop(handle, None)
+            if self.remembers(handle):
+                self._rings.remove(handle)
+                self._counted.discard(handle)
+
+    def remembers(self, handle: int) -> bool:
+        """Whether the handle is resident or a ghost."""
+        return self._rings.ring_of(handle) != NOWHERE
+
+    def ghosts(self) -> list[int]:
+        """Those of B1, then those of B2, oldest first of each."""
+        return [*self._rings.walk(_B1), *self._rings.walk(_B2)]
+
+    def forgotten(self) -> list[int]:
+        """Ghosts given up since the last call, oldest first; one that came back meanwhile is not among them."""
+        gone = [handle for handle in self._dropped if not self.remembers(handle)]
+        self._dropped.clear()
+        return gone
+
+    def resize(self, blocks: int) -> None:
+        """c changes. Raises InvariantError if it is negative."""
+        if blocks < 0:
+            raise InvariantError(f"arc: a tier cannot hold {blocks} blocks")
+        self._blocks = blocks
+        self.p = min(self.p, float(blocks))
+        self._trim()
+
+    def _trim(self, entering: int = NOWHERE) -> None:
+        """Give up the oldest ghosts until |T1| + |B1| <= c and all four <= 2c, after one more enters that list."""
+        lens, recent_max, total_max = self._rings.lens, self._blocks, 2 * self._blocks
+        if entering != NOWHERE:
+            recent_max -= entering == _T1
+            total_max -= 1
+        # Case IV A, |T1| + |B1| = c: the oldest of B1 goes.
+        while lens[_B1] and lens[_T1] + lens[_B1] > recent_max:
+            self._drop(_B1)
+        # Case IV B, |T1| + |B1| < c and 2c in all: the oldest of B2 goes.
+        while lens[_T1] + lens[_T2] + lens[_B1] + lens[_B2] > total_max and (lens[_B1] or lens[_B2]):
+            self._drop(_B2 if lens[_B2] else _B1)
+
+    def _drop(self, ring: int) -> None:
+        ghost = self._rings.pop(ring)
+        assert ghost is not None  # the caller has counted
+        self._counted.discard(ghost)
+        self._dropped[ghost] = None
+
+    # ------------------------------------------------------------ snapshots
+
+    def snapshot(self) -> bytes:
+        """p, c, the lists and the size classes, in the format above."""
+        lists = [list(self._rings.walk(ring)) for ring in _LISTS]
+        classes = [self._sizes[handle] for handle in chain(lists[0], lists[1])]
+        return _FORMAT.pack((self.p, self._blocks), [*lists, classes, sorted(self._counted)])
+
+    def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:
+        """Become what `snapshot` saw, within this c. Raises ValueError, and changes nothing, if `state` is no ARC's.
+
+        renamed: the handles of now, by those of then; what is not in it is left out. None: they are the same.
+        Ghosts that find no room any more, and those of before, are told of by `forgotten`.
+        """
+        (p, blocks), (*lists, classes, counted) = _FORMAT.unpack(state)
+        names = _FORMAT.names(lists, renamed)
+        if len(classes) != len(lists[0]) + len(lists[1]):
+            raise _FORMAT.damaged(f"{len(lists[0]) + len(lists[1])} residents with {len(classes)} size classes")
+        if not 0.0 <= p <= blocks or not set(counted) <= {*lists[2], *lists[3]}:
+            raise _FORMAT.damaged("its p is not within 0 .. c, or a ghost that came back is none")
+        before = dict.fromkeys(chain(self._dropped, self.ghosts()))
+        self._rings, self._sizes = Rings(len(_LISTS)), SizeClasses()
+        for ring, handles in zip(_LISTS, lists, strict=True):
+            self._rings.move([names[handle] for handle in handles if handle in names], ring)
+        for handle, size_class in zip(chain(lists[0], lists[1]), classes, strict=True):
+            if handle in names:
+                self._sizes.assign((names[handle],), size_class)
+        self.p = p
+        self._counted = {names[handle] for handle in counted if handle in names}
+        self._dropped = before
+        self.resize(self._blocks)
+
+    # ------------------------------------------------------------ checks
+
+    def check(self) -> list[str]:
+        """Recount the lists, and hold p, the ghosts and the size classes to what is promised above."""
+        findings = [f"arc: {finding}" for finding in self._rings.check()]
+        if findings:
+            return findings
+        lens, blocks = self._rings.lens, self._blocks
+        if lens[_T1] + lens[_B1] > max(blocks, lens[_T1]) or sum(lens) > max(2 * blocks, len(self)):
+            findings.append(f"arc: lists of {lens[1:]} are too long for {blocks} blocks")
+        if not 0.0 <= self.p <= blocks:
+            findings.append(f"arc: p is {self.p}, not within 0 .. {blocks}")
+        if not self._counted <= set(self.ghosts()):
+            findings.append("arc: the return of a handle that is no ghost was noted")
+        if any(handle >= len(self._sizes) for handle in chain(self._rings.walk(_T1), self._rings.walk(_T2))):
+            findings.append("arc: a resident handle without a size class")
+        return findings

@@ -1,0 +1,44 @@
+"""SizeClasses: the size class of each handle that a policy knows.
+
+Owns: one column of u32, by handle. What a handle had when it was last assigned one stays there after it left.
+Units:   bytes, rounded by whoever assigns them; handles.
+"""
+
+from array import array
+from collections.abc import Container, Iterator, Sequence
+
+from kvtier.allocator.rings import grown, stretch
+from kvtier.errors import InvariantError
+
+SIZE_CLASS_MAX = 2**32 - 1
+
+
+class SizeClasses:
+    """Four bytes per handle up to the largest one seen."""
+
+    def __init__(self) -> None:
+        self._column = array("I")
+
+    def __len__(self) -> int:
+        """Handles below this one have a cell."""
+        return len(self._column)
+
+    def __getitem__(self, handle: int) -> int:
+        return self._column[handle]
+
+    def assign(self, handles: Sequence[int], size_class: int) -> None:
+        """These have this size class. Raises InvariantError if it is not a u32, or one of them no handle."""
+        if not 0 <= size_class <= SIZE_CLASS_MAX:
+            raise InvariantError(f"size class {size_class} is not within 0 .. {SIZE_CLASS_MAX}")
+        column = self._column
+        for handle in handles:
+            if not 0 <= handle < len(column):
+                stretch(column, grown(len(column), handle))
+            column[handle] = size_class
+
+    def eligible(self, handles: Iterator[int], pinned: Container[int], size_class: int | None) -> Iterator[int]:
+        """Those of `handles` that are not pinned and of that class (None: any), in order, none sought in advance."""
+        if size_class is None:
+            return handles if pinned == () else (handle for handle in handles if handle not in pinned)
+        column = self._column
+        return (handle for handle in handles if column[handle] == size_class and handle not in pinned)

@@ -1,0 +1,92 @@
+"""The bytes of a policy's snapshot: the frame that all of them share.
+
+Little-endian: magic (8 bytes), the policy's own head (of fixed length), for each of its columns a u32 count, the
+cells of the columns one after the other as u32, u32 CRC-32 of everything before it. The CRC keeps a damaged handle
+from asking for gigabytes of columns.
+"""
+
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from kvtier.allocator.rings import INDEX_MAX
+
+_MAGIC_BYTES = 8
+_CELL_BYTES = 4
+_CRC = struct.Struct("<I")
+
+
+class SnapshotFormat:
+    """Packs and unpacks the snapshots of one policy. Everything wrong with one is a ValueError that says so."""
+
+    def __init__(self, policy: str, magic: bytes, head: str, columns: int) -> None:
+        """head: what `struct` calls the fields of the policy's own, in little-endian order."""
+        assert len(magic) == _MAGIC_BYTES
+        self._policy = policy
+        self._magic = magic
+        self._head = struct.Struct("<" + head)
+        self._counts = struct.Struct(f"<{columns}I")
+        self._cells_at = _MAGIC_BYTES + self._head.size + self._counts.size
+
+    def pack(self, head: Sequence[Any], columns: Sequence[Iterable[int]]) -> bytes:
+        """The snapshot. Cells must be u32."""
+        cells = [array("I", column) for column in columns]
+        counts = self._counts.pack(*map(len, cells))
+        body = b"".join((self._magic, self._head.pack(*head), counts, *map(_to_little_endian, cells)))
+        return body + _CRC.pack(zlib.crc32(body))
+
+    def unpack(self, state: bytes) -> tuple[tuple[Any, ...], list["array[int]"]]:
+        """The fields of the head, and the columns."""
+        if len(state) < self._cells_at + _CRC.size:
+            raise ValueError(f"not a snapshot of policy {self._policy}: only {len(state)} bytes")
+        if state[:_MAGIC_BYTES] != self._magic:
+            raise ValueError(f"not a snapshot of policy {self._policy}: it begins with {bytes(state[:_MAGIC_BYTES])!r}")
+        counts = self._counts.unpack_from(state, _MAGIC_BYTES + self._head.size)
+        length_bytes = self._cells_at + sum(counts) * _CELL_BYTES + _CRC.size
+        if len(state) != length_bytes:
+            raise self.damaged(f"{len(state)} bytes where {length_bytes} belong")
+        body = state[: -_CRC.size]
+        if _CRC.unpack_from(state, len(body))[0] != zlib.crc32(body):
+            raise self.damaged("its CRC-32 does not match")
+        cells = _from_little_endian(body[self._cells_at :])
+        columns, at = [], 0
+        for count in counts:
+            columns.append(cells[at : at + count])
+            at += count
+        return self._head.unpack_from(state, _MAGIC_BYTES), columns
+
+    def names(self, lists: Iterable[Iterable[int]], renamed: Mapping[int, int] | None) -> dict[int, int]:
+        """The handle of now for each handle in the snapshot's lists that has one. No two may be the same."""
+        handles = list(chain.from_iterable(lists))
+        if len(set(handles)) != len(handles) or max(handles, default=0) > INDEX_MAX:
+            raise self.damaged("a handle appears twice or is out of range")
+        if renamed is None:
+            return dict(zip(handles, handles, strict=True))
+        names = {handle: renamed[handle] for handle in handles if handle in renamed}
+        targets = set(names.values())
+        if len(targets) != len(names) or any(not 0 <= target <= INDEX_MAX for target in targets):
+            raise ValueError(f"snapshot of policy {self._policy}: two handles get one name, or one is out of range")
+        return names
+
+    def damaged(self, how: str) -> ValueError:
+        """The error for a snapshot that claims to be one of ours and cannot be."""
+        return ValueError(f"damaged snapshot of policy {self._policy}: {how}")
+
+
+def _to_little_endian(column: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column.tobytes()
+
+
+def _from_little_endian(data: bytes) -> "array[int]":
+    column = array("I")
+    column.frombytes(data)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column

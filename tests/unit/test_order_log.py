@@ -1,0 +1,235 @@
+"""The order of eviction outlives the process: what `OrderLog` writes down, and what a restart makes of it."""
+
+import random
+
+import cbor2
+import pytest
+
+from kvtier.cache import order_rows
+from kvtier.cache.order_replay import Recalled, recall, todays_key
+from kvtier.cache.order_rows import Ghost
+from kvtier.policies.base import Access
+from kvtier.testing.dict_tier import DictTier
+from kvtier.types import PAGE_BYTES, Status, block_key, store_key
+from tests.engine_bench import make_engine, prompt, serve
+
+POLICIES = ("lru", "arc")
+
+
+def start(disk, policy):
+    return make_engine(6, 5, disk, policies=("lru", "lru", policy))
+
+
+def order_of(engine):
+    return engine.core.residency.levels[-1].policy
+
+
+def leaving(engine):
+    """The keys in the disk's policy, first to leave first, and those of its ghosts."""
+    key, order = engine.core.residency.directory.key, order_of(engine)
+    return [key(h) for h in order.candidates(len(order))], {key(h) for h in order.ghosts()}
+
+
+def use(engine, seed, requests=40):
+    """Requests that overfill the disk, and come back to some prompts often."""
+    rng = random.Random(seed)
+    for _ in range(requests):
+        serve(engine, prompt(min(rng.randrange(12), rng.randrange(12)), rng.randint(1, 4)))
+        engine.run()
+
+
+def flushed(engine):
+    engine.core.submit_flush()
+    engine.run()
+    return engine
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_restart_finds_the_order_of_the_last_commit(policy, seed):
+    """After a restart the blocks that are used most leave first, because they were written first."""
+    disk = DictTier(blocks_max=16)
+    for _ in range(3):
+        engine = start(disk, policy)
+        use(engine, seed)
+        before = leaving(flushed(engine))
+        again = start(disk, policy)
+        again.check()
+        assert leaving(again) == before
+    assert before[0] != sorted(before[0])  # it is an order of use, not one that comes about by itself
+    assert (policy == "arc") == bool(before[1])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_not_committed_is_not_known_and_what_is_enters_last(policy):
+    """A process that was killed leaves an order that mentions blocks which are not there, or lacks those that are."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, policy)
+    use(engine, 1)
+    flushed(engine)
+    known = leaving(engine)[0]
+    serve(engine, prompt(50, 3))
+    engine.core.submit_flush()
+    while any(key not in disk_keys(disk) for key in store_keys(engine, prompt(50, 3))):
+        engine.plan()
+        engine.finish(engine.held[0])  # and now it is killed: nobody has noted yet that these blocks were written
+    again = start(disk, policy)
+    again.check()
+    order = leaving(again)[0]
+    assert set(order) == disk_keys(disk)
+    assert set(order) - set(known) == set(store_keys(again, prompt(50, 3)))
+    if policy == "lru":  # in ARC's order, where new blocks stand depends on how many there are
+        assert [key for key in order if key in known] == [key for key in known if key in order]
+        assert set(order[-3:]) == set(store_keys(again, prompt(50, 3)))
+
+
+def disk_keys(disk):
+    return {key for key, _, _ in disk.rows.values()}
+
+
+def store_keys(engine, keys):
+    return [(0).to_bytes(4, "big") + key for key in keys.groups[0]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_arc_goes_on_as_if_there_had_been_no_restart(seed):
+    """Ghosts, their kind or p are lost: the policy has to learn anew."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "arc")
+    use(engine, seed)
+    flushed(engine)
+    again = start(disk, "arc")
+    rng = random.Random(seed)
+    for _ in range(300):
+        resident, ghosts = leaving(engine)
+        key, what = rng.choice(resident), rng.choice([Access.REUSE, Access.REUSE, Access.FILL])
+        for each in (engine, again):
+            order, find = order_of(each), each.core.residency.directory.find
+            if what is Access.REUSE or not ghosts:
+                order.touch([find(key)], Access.REUSE)
+            else:
+                back = find(min(ghosts))
+                order.evict(order.candidates(1, incoming=back), back)
+                order.touch([back], Access.FILL, PAGE_BYTES)
+        assert leaving(again) == leaving(engine)
+
+
+@pytest.mark.parametrize("before", POLICIES)
+@pytest.mark.parametrize("after", POLICIES)
+def test_another_policy_takes_over_the_order(before, after):
+    """Whoever changes the policy in the YAML starts with an order of writing."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, before)
+    use(engine, 3)
+    expected = leaving(flushed(engine))[0]
+    again = start(disk, after)
+    again.check()
+    assert leaving(again)[0] == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_damage_costs_order_and_nothing_else(policy):
+    """A damaged row of the sidecar keeps the cache from opening, or makes it serve nonsense."""
+    disk = DictTier(blocks_max=16)
+    use(flushed(start(disk, policy)), 5)
+    rng = random.Random(0)
+    whole = dict(disk.notes)
+    damaged = {name: row for name, row in whole.items() if name.startswith(order_rows.PREFIX)}
+    assert len(damaged) > 3
+    for name, row in damaged.items():
+        for change in (None, b"", row[:-1], flip(row, rng), flip(row, rng), cbor2.dumps([1, {}]), cbor2.dumps({})):
+            disk.notes = whole | {name: change} if change is not None else without(whole, name)
+            engine = start(disk, policy)
+            engine.check()
+            assert set(leaving(engine)[0]) == disk_keys(disk)
+
+
+def flip(row, rng):
+    at = rng.randrange(len(row))
+    return row[:at] + bytes([row[at] ^ (1 << rng.randrange(8))]) + row[at + 1 :]
+
+
+def without(rows, name):
+    return {key: row for key, row in rows.items() if key != name}
+
+
+def test_a_gap_in_the_log_ends_it():
+    """Calls that follow a lost batch are told to a policy that does not know their blocks."""
+    disk = DictTier(blocks_max=16)
+    use(start(disk, "arc"), 5)
+    logs = sorted(name for name in disk.notes if name.startswith(order_rows.LOG_KEY))
+    assert len(logs) > 4
+    whole = recall(disk.notes)
+    cut = recall(without(disk.notes, logs[2]))
+    assert cut.places != whole.places
+    assert cut.policy.check() == []
+
+
+def test_a_failed_batch_is_followed_by_a_snapshot():
+    """After a failing disk the log has a hole for good."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "arc")
+    use(engine, 2)
+    disk.fail_write = Status.FAILED
+    use(engine, 3, requests=5)
+    disk.fail_write = None
+    engine.clock.advance(100)
+    use(engine, 4)
+    before = leaving(flushed(engine))
+    assert leaving(start(disk, "arc")) == before
+
+
+def test_the_log_is_bounded_and_old_rows_go():
+    """The index fills up with what the policy was told years ago."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "lru")
+    sizes = []
+    for round_ in range(60):
+        use(engine, round_, requests=20)
+        order_of(engine)._log_bytes += 8 << 10  # as if it were long
+        sizes.append(sum(name.startswith(order_rows.PREFIX) for name in disk.notes))
+    assert max(sizes[30:]) < max(sizes[:30]) * 1.1
+    assert min(sizes[30:]) < max(sizes) / 4
+    assert sum(name.startswith(order_rows.SNAPSHOT_KEY) for name in disk.notes) == 1
+
+
+def test_touches_alone_are_written_down_too():
+    """A cache that only reads for a week has an order of last week after a restart."""
+    disk = DictTier(blocks_max=16)
+    engine = flushed(start(disk, "lru"))
+    serve(engine, prompt(1, 4))
+    flushed(engine)
+    batches = len(disk.notes)
+    for _ in range(3000):
+        serve(engine, prompt(1, 4))
+        engine.run()
+        if len(disk.notes) > batches:
+            break
+    else:
+        pytest.fail("nothing was written down")
+
+
+def test_a_full_index_is_left_alone_for_a_while():
+    """Every batch carries a snapshot that does not fit."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "lru")
+    order = order_of(engine)
+    rows = []
+    for _ in range(40):
+        order.touch([], Access.REUSE)
+        piece = order.piece()
+        rows.append(bool(piece))
+        if piece:
+            order.settled(piece, kept=False, no_room=True)
+    assert rows.count(True) < 8
+    assert rows[0]
+
+
+def test_ghosts_keep_their_namespace():
+    """After a restart, whose namespaces have other numbers, a ghost comes back as another model's block."""
+    namespaces = {0: b"a" * 32, 1: b"b" * 32}
+    recalled = Recalled("arc", None, {}, {}, namespaces)
+    today = {b"b" * 32: 0, b"c" * 32: 1}
+    mine, gone = (Ghost(5, 100, store_key(number, block_key(b"hash", 0))) for number in (1, 0))
+    assert todays_key(recalled, mine, today.get) == store_key(0, block_key(b"hash", 0))
+    assert todays_key(recalled, gone, today.get) is None
