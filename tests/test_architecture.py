@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "kvtier"
 
 LAYERS: list[set[str]] = [
     {"errors", "clock", "types"},
-    {"events", "registry", "metrics"},
+    {"events", "registry", "metrics", "notices"},
     {"blocks"},
     {"config"},
     {"allocator", "kernels"},
@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 DECIDING = {"blocks", "allocator", "policies", "cache"}
 DECIDING_ENGINE = {
+    "answers",
     "backpressure",
     "core",
     "demotion",
@@ -43,6 +44,8 @@ DECIDING_ENGINE = {
     "prefetch",
     "promotion",
     "reservations",
+    "resizing",
+    "sidecar",
 }
 WAITING = {"time", "threading", "asyncio", "concurrent", "subprocess", "socket", "queue"}
 HEAVY = {

@@ -116,6 +116,11 @@ class BlockPool:
         handle = self._occupant[slot]
         return None if handle == _NOBODY else handle
 
+    def occupants(self, slots: Iterable[int]) -> list[int | None]:
+        """What each of these slots holds."""
+        occupant = self._occupant
+        return [None if (handle := occupant[slot]) == _NOBODY else handle for slot in slots]
+
     def duplicate_of(self, handle: int, besides: int) -> int | None:
         """Another slot than `besides` that holds the content of `handle`."""
         if handle not in self._first_slot:

@@ -23,6 +23,7 @@ ROWS_FIRST = 1024
 LOOKUPS_AT_ONCE = 64  # keys looked up before the first miss among them ends the search
 NO_TIER = 255
 NO_KEY = StoreKey(b"")
+STATES = tuple(State)  # by number; asking the Enum takes three times as long
 GONE, READY, RECLAIMED = int(State.GONE), int(State.READY), int(State.RECLAIMED)  # an Enum compares slowly
 
 
@@ -38,6 +39,7 @@ class Directory:
         self._length = array("I")
         self._reused = array("B")  # whether it was used again since it is known
         self._top = array("B")  # the fastest tier with a READY copy, or NO_TIER
+        self._bottom = array("B")  # the slowest one, or 0
         self._state = [array("B") for _ in range(tiers)]
         self._place = [array("I") for _ in range(tiers)]
         self._generation = {tier: array("Q") for tier in range(tiers) if tier in persistent}
@@ -79,7 +81,7 @@ class Directory:
             states[handle] = published
             places[handle] = block.place
             generations[handle] = block.generation
-            self._top[handle] = tier
+            self._top[handle] = self._bottom[handle] = tier
         self.ready[tier] = self.idle[tier] = self.idle_clean[tier] = len(handles)
         return handles
 
@@ -134,7 +136,7 @@ class Directory:
         return self._top[handle] != NO_TIER or any(state[handle] for state in self._state)
 
     def state(self, handle: int, tier: int) -> State:
-        return State(self._state[tier][handle])
+        return STATES[self._state[tier][handle]]
 
     def is_ready(self, handle: int, tier: int) -> bool:
         return self._state[tier][handle] == READY
@@ -145,6 +147,11 @@ class Directory:
     def generation(self, handle: int, tier: int) -> int:
         """The copy's generation in a persistent tier; 0 in a memory tier."""
         return self._generation[tier][handle] if tier in self._generation else 0
+
+    def ready_among(self, handles: Iterable[int], tier: int) -> list[int]:
+        """Those of these handles that have a READY copy in this tier."""
+        states = self._state[tier]
+        return [handle for handle in handles if states[handle] == READY]
 
     def ready_in(self, tier: int) -> list[int]:
         """All handles with a READY copy in this tier."""
@@ -176,13 +183,12 @@ class Directory:
 
     def is_clean(self, handle: int, tier: int) -> bool:
         """Losing this copy loses nothing: there is a READY one below, or nothing is below this tier."""
-        below = self._state[tier + 1 :]
-        return not below or any(states[handle] == READY for states in below)
+        return tier == self.tiers - 1 or self._bottom[handle] > tier
 
     def move(self, handle: int, tier: int, move: Move) -> State:
         """Change the state of a copy by the table."""
         states = self._state[tier]
-        state = State(states[handle])
+        state = STATES[states[handle]]
         following = after(state, move)
         if state is not following:
             counted = READY in (state, following)  # no other state is counted anywhere
@@ -191,7 +197,7 @@ class Directory:
             states[handle] = following
             if counted:
                 self._account(handle, +1)
-                self._top[handle] = self._found_top(handle)
+                self._top[handle], self._bottom[handle] = self._extremes(handle)
         return following
 
     def put_at(self, handle: int, tier: int, place: int, generation: int = 0) -> None:
@@ -248,16 +254,15 @@ class Directory:
 
     def _account_holds(self, handles: Sequence[int], tier: int, sign: int) -> None:
         """The first hold takes a copy out of the idle ones, the last puts it back: no other tier's count changes."""
-        states, lowest = self._state[tier], tier == self.tiers - 1
-        ready = [handle for handle in handles if states[handle] == READY]
+        ready, bottom = self.ready_among(handles, tier), self._bottom
+        lowest = tier == self.tiers - 1
         self.idle[tier] += sign * len(ready)
-        self.idle_clean[tier] += sign * (len(ready) if lowest else sum(self.is_clean(h, tier) for h in ready))
+        self.idle_clean[tier] += sign * (len(ready) if lowest else sum([bottom[handle] > tier for handle in ready]))
 
-    def _found_top(self, handle: int) -> int:
-        for tier, states in enumerate(self._state):
-            if states[handle] == READY:
-                return tier
-        return NO_TIER
+    def _extremes(self, handle: int) -> tuple[int, int]:
+        """The fastest and the slowest tier with a READY copy, as `_top` and `_bottom` have it."""
+        found = [tier for tier, states in enumerate(self._state) if states[handle] == READY]
+        return (found[0], found[-1]) if found else (NO_TIER, 0)
 
     def _new_row(self) -> int:
         row = self._rows
@@ -265,7 +270,14 @@ class Directory:
             rows = max(ROWS_FIRST, row // 4)
             self._keys.extend([NO_KEY] * rows)
             self._top.frombytes(bytes([NO_TIER]) * rows)
-            for column in (self._length, self._reused, *self._state, *self._place, *self._generation.values()):
+            for column in (
+                self._length,
+                self._reused,
+                self._bottom,
+                *self._state,
+                *self._place,
+                *self._generation.values(),
+            ):
                 column.frombytes(bytes(rows * column.itemsize))
         self._rows += 1
         return row
@@ -295,7 +307,8 @@ class Directory:
         rows = range(self._rows)
         unused = set(self._unused)
         findings += [f"unused handle {h} has a copy" for h in unused if any(s[h] for s in self._state)]
-        findings += [f"handle {h} has a wrong top" for h in rows if self._top[h] != self._found_top(h)]
+        ends = ((h, (self._top[h], self._bottom[h])) for h in rows)
+        findings += [f"handle {h} has wrong extremes {found}" for h, found in ends if found != self._extremes(h)]
         lost = {h for h in rows if not self.is_named(h) and not self.has_copy(h)} - unused
         findings += [f"handle {h} is used by nobody and cannot be given again" for h in lost]
         return findings

@@ -10,13 +10,14 @@ Units: tier indexes, handles, slots.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.directory import Directory
 from kvtier.cache.level import Level
 from kvtier.cache.order_log import OrderLog
+from kvtier.cache.staying import NotDirty, NotReclaimable
 from kvtier.cache.transitions import Move, State
 from kvtier.events import Forgotten, Journal, Reason
 from kvtier.metrics import Counters
@@ -92,8 +93,7 @@ class Residency:
         if access is Access.REUSE:
             self.directory.note_reuse(handles)
         for tier, level in enumerate(self.levels):
-            here = [handle for handle in handles if self.directory.is_ready(handle, tier)]
-            if here:
+            if here := self.directory.ready_among(handles, tier):
                 level.policy.touch(here, access)
 
     # ------------------------------------------------------------ room
@@ -247,7 +247,26 @@ class Residency:
         if not self.directory.has_copy(handle) and not any(level.policy.remembers(handle) for level in self.levels):
             self.directory.retire(handle)
 
-    # ------------------------------------------------------------ checks
+    # ------------------------------------------------------------ asked
+
+    def stats(self, tier: int) -> dict[str, Any]:
+        """Sizes and counters of a tier as plain data."""
+        level = self.levels[tier]
+        stats: dict[str, Any] = {
+            "blocks": self.directory.ready[tier],
+            "blocks_idle": self.directory.idle[tier],
+            "blocks_idle_clean": self.directory.idle_clean[tier],
+            "capacity_bytes": level.capacity_bytes,
+        }
+        if level.pool is not None:
+            stats |= {
+                "slots": level.pool.slots_total - level.pool.slots_withdrawn,
+                "slots_free": level.pool.slots_free,
+                "slots_quarantined": level.pool.slots_quarantined,
+            }
+        if level.room is not None:
+            stats["used_bytes"] = level.room.used_bytes()
+        return stats | self.counters.of_tier(tier)
 
     def check(self) -> list[str]:
         """Recount directory, pools and policies against each other."""
@@ -271,51 +290,3 @@ class Residency:
             if self.directory.state(handle, tier) is not State.GONE
             and pool.occupant(slot := self.directory.place(handle, tier)) != handle
         ]
-
-
-class NotReclaimable(Container[int]):
-    """Handles whose copy in a tier must stay: held, or the only one."""
-
-    def __init__(self, directory: Directory, tier: int) -> None:
-        self._directory = directory
-        self._tier = tier
-
-    def __contains__(self, handle: object) -> bool:
-        assert isinstance(handle, int)
-        return self._directory.is_held(handle, self._tier) or not self._directory.is_clean(handle, self._tier)
-
-
-class NotDirty(Container[int]):
-    """Handles of a tier that are held, or have a copy below."""
-
-    def __init__(self, directory: Directory, tier: int) -> None:
-        self._directory = directory
-        self._tier = tier
-
-    def __contains__(self, handle: object) -> bool:
-        assert isinstance(handle, int)
-        return self._directory.is_held(handle, self._tier) or self._directory.is_clean(handle, self._tier)
-
-
-class NotDemotable(NotDirty):
-    """Handles of a tier that need not, or at this moment cannot, be copied to the tier below."""
-
-    def __contains__(self, handle: object) -> bool:
-        assert isinstance(handle, int)
-        below = self._directory.state(handle, self._tier + 1)  # LEAVING: the old copy must be gone first
-        return below is not State.GONE or super().__contains__(handle)
-
-
-class NotEvictable(Container[int]):
-    """Handles of a persistent tier that are held, live above as well (those would be written down again), or
-    were just stored for a flush."""
-
-    def __init__(self, directory: Directory, tier: int, flushed: Container[int]) -> None:
-        self._directory = directory
-        self._tier = tier
-        self._flushed = flushed
-
-    def __contains__(self, handle: object) -> bool:
-        assert isinstance(handle, int)
-        held = self._directory.is_held(handle, self._tier)
-        return held or self._directory.top(handle) != self._tier or handle in self._flushed

@@ -12,7 +12,7 @@ Units: tokens, slots, bytes, seconds of the caller's clock.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kvtier.allocator.block_pool import NULL_SLOT
@@ -21,9 +21,10 @@ from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
 from kvtier.cache.adoption import adopt
 from kvtier.cache.coordinator import Prefix, longest_prefix, tokens_by_tier
-from kvtier.cache.leases import Found, Lease, Match, NoRoom
+from kvtier.cache.leases import Found, Lease, Match
 from kvtier.cache.level import Level
 from kvtier.cache.residency import Residency
+from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
 from kvtier.engine.reservations import Reservations
@@ -32,31 +33,6 @@ from kvtier.errors import UsageError
 from kvtier.metrics import Counters
 from kvtier.registry import suggestion
 from kvtier.types import BatchDone, BlockKey, ModelSpec, StoredBlock, TransferBatch, namespace_of, store_key
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """A flush has ended: `blocks` were to be written, `failed` of them could not be and lie in memory only."""
-
-    blocks: int
-    failed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A drop has ended. Not `durable`: a tier failed to erase the namespace; after a restart it may be there again."""
-
-    durable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Resized:
-    """A resize has ended: the tier has `bytes` of memory now, maybe more than asked for, as leased slots stay."""
-
-    bytes: int
-
-
-Answer = Lease | NoRoom | Flushed | Dropped | Resized
 
 
 class Core:
@@ -281,26 +257,8 @@ class Core:
             "matches": len(self._matches),
             "batches_in_flight": len(self.planner.flight),
             **self.counters.engine(),
-            "tiers": {name: self._tier_stats(tier) for tier, name in enumerate(self._names)},
+            "tiers": {name: self.residency.stats(tier) for tier, name in enumerate(self._names)},
         }
-
-    def _tier_stats(self, tier: int) -> dict[str, Any]:
-        level = self.residency.levels[tier]
-        stats: dict[str, Any] = {
-            "blocks": self._directory.ready[tier],
-            "blocks_idle": self._directory.idle[tier],
-            "blocks_idle_clean": self._directory.idle_clean[tier],
-            "capacity_bytes": level.capacity_bytes,
-        }
-        if level.pool is not None:
-            stats |= {
-                "slots": level.pool.slots_total - level.pool.slots_withdrawn,
-                "slots_free": level.pool.slots_free,
-                "slots_quarantined": level.pool.slots_quarantined,
-            }
-        if level.room is not None:
-            stats["used_bytes"] = level.room.used_bytes()
-        return stats | self.counters.of_tier(tier)
 
     def unsaved(self) -> int:
         """Blocks that are in memory only although the lowest tier is persistent."""

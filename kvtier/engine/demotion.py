@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
 from kvtier.cache.level import Level
-from kvtier.cache.residency import Leaving, NotDemotable, NotEvictable, Residency
+from kvtier.cache.residency import Leaving, Residency
+from kvtier.cache.staying import NotDemotable, NotEvictable
 from kvtier.cache.transitions import State
 from kvtier.engine.flight import Flight
 from kvtier.engine.flushes import Flushes

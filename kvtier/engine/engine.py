@@ -17,7 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from kvtier.clock import Clock
-from kvtier.engine.core import Answer, Core
+from kvtier.engine.answers import Answer
+from kvtier.engine.core import Core
 from kvtier.engine.executor import Executor
 from kvtier.engine.polled import Job, PolledSurface, Request
 from kvtier.errors import ClosedError, InvariantError, KvtierError

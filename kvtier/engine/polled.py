@@ -14,7 +14,8 @@ from typing import Protocol
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.engine import arguments
-from kvtier.engine.core import Answer, Core
+from kvtier.engine.answers import Answer
+from kvtier.engine.core import Core
 from kvtier.errors import UsageError
 from kvtier.types import BatchDone, BlockKey, Outcome, group_of
 

@@ -258,8 +258,8 @@ class Reservations:
         del self._records[record.lease_id]
         pool = self._residency.levels[0].slots
         shared, private = [], []
-        for slot in _flat(record.slots):
-            handle = pool.occupant(slot)
+        slots = _flat(record.slots)
+        for slot, handle in zip(slots, pool.occupants(slots), strict=True):
             if handle is not None and self._directory.place(handle, 0) == slot:
                 shared.append(handle)
             else:
@@ -271,8 +271,7 @@ class Reservations:
         """Deepest blocks first, so that the shallow ones leave last."""
         pool = self._residency.levels[0].slots
         for slots in record.slots:
-            occupants = [pool.occupant(slot) for slot in reversed(slots)]
-            self._residency.touch([h for h in occupants if h is not None], access)
+            self._residency.touch([h for h in pool.occupants(reversed(slots)) if h is not None], access)
 
     # ------------------------------------------------------------ matches
 

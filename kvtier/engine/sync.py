@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.build import Configuration, loaded
-from kvtier.engine.core import Answer, Core, Dropped, Flushed, Resized
+from kvtier.engine.core import Core
 from kvtier.engine.engine import Reply
 from kvtier.engine.verbs import CacheVerbs, answer_of
 from kvtier.errors import KvtierError

@@ -13,8 +13,9 @@ from kvtier.blocks.spec import DTYPES, BlockSpec, block_specs
 from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
+from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.build import start
-from kvtier.engine.core import Answer, Core, Dropped, Flushed, Resized
+from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine, Reply
 from kvtier.engine.polled import Job, Request
 from kvtier.errors import ClosedError, KvtierError, UsageError

@@ -12,7 +12,8 @@ from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.cache.level import Level
 from kvtier.clock import ManualClock
-from kvtier.engine.core import Answer, Core
+from kvtier.engine.answers import Answer
+from kvtier.engine.core import Core
 from kvtier.engine.executor import carry_out
 from kvtier.tiers.base import SupportsScan, SupportsSidecar, Tier
 from kvtier.types import BatchDone, ModelSpec, Outcome, TransferBatch

@@ -3,7 +3,7 @@
 import pytest
 
 from kvtier.cache.leases import Lease
-from kvtier.engine.core import Dropped, Flushed
+from kvtier.engine.answers import Dropped, Flushed
 from kvtier.events import Reason
 from kvtier.testing.dict_tier import DictTier
 from kvtier.types import Outcome, Status

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kvtier.allocator import host_memory
-from kvtier.engine.core import Resized
+from kvtier.engine.answers import Resized
 from kvtier.errors import UsageError
 from kvtier.testing.dict_tier import DictTier
 from kvtier.types import PAGE_BYTES, Status
