@@ -1,10 +1,12 @@
-"""A random Llama small enough for unit tests, and a cache of three tiers for it."""
+"""A random Llama small enough for unit tests, with a tokenizer, and a cache of three tiers for it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kvtier.config import Config, load_config
 from kvtier.integrations.transformers.identity import model_spec
@@ -13,6 +15,11 @@ torch.set_num_threads(1)  # more would only wait for each other at this size
 
 VOCABULARY = 512
 BLOCK_TOKENS = 4
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<start>{{ m.role }} {{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<start>assistant {% endif %}"
+)
 
 
 def tiny_llama(dtype: torch.dtype = torch.float32, **changes: Any) -> LlamaForCausalLM:
@@ -36,6 +43,31 @@ def tiny_llama(dtype: torch.dtype = torch.float32, **changes: Any) -> LlamaForCa
 def prompt_of(tokens: int, seed: int = 0) -> torch.Tensor:
     """[1, tokens] random ids without special tokens."""
     return torch.randint(3, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def tiny_tokenizer() -> Any:
+    """Bytes, the word "ab", and a chat template; every id of the tiny Llama has a text of its own."""
+    special = ["<none>", "<pad>", "<end>", "<start>"]
+    words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+    words += [f"<{number}>" for number in range(len(words), VOCABULARY)]
+    inner = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, [("a", "b")]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        eos_token="<end>",
+        additional_special_tokens=["<start>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch as a tokenizer pads it on the left with token 1: ids and mask, [rows, columns]."""
+    columns = max(map(len, rows))
+    ids = [[1] * (columns - len(row)) + list(row) for row in rows]
+    mask = [[0] * (columns - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 def config_of(model: Any, folder: Path, gpu_blocks: int = 60, **changes: Any) -> Config:

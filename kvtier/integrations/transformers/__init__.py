@@ -7,13 +7,15 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "Chat": "chat",
     "KvShape": "identity",
     "model_spec": "identity",
+    "next_turn": "chat",
     "shape_of": "identity",
     "PrefixSession": "session",
 }
 
-__all__ = ["KvShape", "PrefixSession", "model_spec", "shape_of"]
+__all__ = ["Chat", "KvShape", "PrefixSession", "model_spec", "next_turn", "shape_of"]
 
 
 def __getattr__(name: str) -> Any:

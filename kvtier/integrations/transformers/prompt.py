@@ -1,9 +1,11 @@
-"""One prompt as kvtier can name it: the bare tokens of one sequence, made by the model alone.
+"""Prompts as kvtier can name them: the bare tokens of each row of a padded batch, made by the model alone.
 
-Owns no state. Always: what is not in a block's key, such as padding or an unnamed adapter, is refused, because two
-prompts with equal keys must have equal KV.
+Owns no state. Always: what is in no block's key, such as padding in the middle or an unnamed adapter, is refused,
+because two prompts with equal keys must have equal KV. Units: tokens, and columns of the padded batch; row r's tokens
+lie in the columns from `pads[r]` to the last.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,27 +14,73 @@ from kvtier.blocks.extra_keys import ExtraKeys
 from kvtier.errors import UsageError
 
 
-def tokens_of(input_ids: torch.Tensor) -> list[int]:
-    """The token ids of a [1, tokens] tensor. Raises UsageError for a batch, or for nothing."""
-    if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The rows of one `generate()` call, without their padding."""
+
+    rows: tuple[list[int], ...]
+    columns: int
+    mask: torch.Tensor | None  # [rows, columns] of 0 and 1, or None if no row is padded
+
+    @property
+    def pads(self) -> list[int]:
+        """Columns of padding before each row."""
+        return [self.columns - len(row) for row in self.rows]
+
+    @property
+    def tokens_shared(self) -> int:
+        """How many tokens all rows have in common from the first on, the last token of the shortest left out."""
+        count = min(map(len, self.rows)) - 1
+        first = self.rows[0]
+        while any(row[:count] != first[:count] for row in self.rows):
+            count -= 1
+        return count
+
+    def continued(self, output_ids: torch.Tensor, filler: int | None, ends: frozenset[int]) -> list[list[int]]:
+        """The rows with what `generate()` added to each, [rows, columns + added].
+
+        A row that ended early is filled up with `filler`, which is cut again (but for one, if it is an end token).
+        Raises UsageError if the output is not of these prompts.
+        """
+        if output_ids.ndim != 2 or output_ids.shape[0] != len(self.rows):
+            shape = list(output_ids.shape)
+            raise UsageError(f"the output has the shape {shape}; pass what generate() returned, {len(self.rows)} rows")
+        continued = []
+        for row, pad, output in zip(self.rows, self.pads, output_ids.tolist(), strict=True):
+            if output[pad : self.columns] != row:
+                raise UsageError(
+                    "the output does not begin with the session's prompt; pass all that generate() returned"
+                )
+            continued.append(row + _unfilled(output[self.columns :], filler, ends))
+        return continued
+
+
+def prompts_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Prompts:
+    """The rows of a [rows, columns] tensor. Raises UsageError for an empty one, and for padding not on the left."""
+    if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise UsageError(
-            f"token ids have the shape {list(input_ids.shape)}; kvtier takes one prompt at a time, [1, tokens]"
+            f"token ids have the shape {list(input_ids.shape)}; pass [prompts, tokens], one or more of each"
         )
-    tokens: list[int] = input_ids[0].tolist()
-    return tokens
+    mask = _mask_of(model, input_ids, attention_mask)
+    if not bool(mask[:, -1].all()):
+        raise UsageError(
+            "a prompt is padded on the right, where generate() goes on; pad on the left: "
+            "tokenizer(..., padding=True, padding_side='left')"
+        )
+    if bool((mask[:, :-1] & ~mask[:, 1:]).any()):
+        raise UsageError(
+            "the attention mask hides tokens inside a prompt, which are part of its keys; pad on the left only"
+        )
+    rows = tuple(ids[kept].tolist() for ids, kept in zip(input_ids, mask, strict=True))
+    return Prompts(rows, input_ids.shape[1], None if bool(mask.all()) else mask.to(torch.long))
 
 
-def refuse_padding(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
-    """Raises UsageError if `generate()` would hide a part of the prompt from the rest."""
-    if attention_mask is not None:
-        padded = attention_mask.shape != input_ids.shape or not bool(attention_mask.bool().all())
-    else:
-        # Without a mask, generate() infers padding when the pad token is none of the end tokens.
-        pad, ends = model.generation_config.pad_token_id, model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        padded = pad is not None and pad not in ends and bool((input_ids == pad).any())
-    if padded:
-        raise UsageError("the prompt is padded, and padding is part of no key; pass the bare tokens of one prompt")
+def filler_of(model: Any) -> tuple[int | None, frozenset[int]]:
+    """The token that `generate()` fills ended rows with, and the tokens that end a row."""
+    config = model.generation_config
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    filler = ends[0] if config.pad_token_id is None else config.pad_token_id
+    return filler, frozenset(end for end in ends if end is not None)
 
 
 def refuse_adapters(model: Any, extra: ExtraKeys | None) -> None:
@@ -40,3 +88,24 @@ def refuse_adapters(model: Any, extra: ExtraKeys | None) -> None:
     adapted = hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False)
     if adapted and (extra is None or extra.lora is None):
         raise UsageError("the model has an adapter, which changes its KV; name it: extra=ExtraKeys(lora=(name, path))")
+
+
+def _mask_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Which of the ids are tokens, as `generate()` will see it: bool [rows, columns]."""
+    if attention_mask is not None:
+        if attention_mask.shape != input_ids.shape:
+            shapes = f"{list(attention_mask.shape)} for token ids of {list(input_ids.shape)}"
+            raise UsageError(f"the attention mask has the shape {shapes}; pass one flag for each token id")
+        return attention_mask.bool()
+    # Without a mask, generate() infers padding when the pad token is none of the end tokens.
+    filler, ends = filler_of(model)
+    if filler is None or filler in ends:
+        return torch.ones_like(input_ids, dtype=torch.bool)
+    return input_ids != filler
+
+
+def _unfilled(added: list[int], filler: int | None, ends: frozenset[int]) -> list[int]:
+    count = len(added)
+    while count and added[count - 1] == filler:
+        count -= 1
+    return added[: count + 1] if filler in ends else added[:count]
