@@ -36,6 +36,7 @@ TIER_COUNTERS = (
     "reclaimed",  # clean copies whose slot was reused
     "dropped_dirty",  # only copies whose slot was reused
     "evicted",
+    "gave_way",  # of these, so that others find the disk space they were promised
     "corrupt",
     "missing",
     "read_failed",

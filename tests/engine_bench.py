@@ -76,7 +76,9 @@ def make_engine(
                 capacity_bytes=disk_tier.blocks_max * PAGE_BYTES if disk_tier else tier.traits.capacity_bytes,
                 stride_bytes=0 if disk_tier else tier.stride_bytes,
                 pool=None if disk_tier else BlockPool(tier.traits.slots, null_slot=index == 0),
-                room=Room(disk_tier.room, disk_tier.neighbours, disk_tier.used_bytes) if disk_tier else None,
+                room=Room(disk_tier.room, disk_tier.neighbours, disk_tier.used_bytes, disk_tier.excess_bytes)
+                if disk_tier
+                else None,
                 low_watermark=low,
                 high_watermark=high,
                 geometry=tier.geometry if index == 0 else None,

@@ -135,6 +135,10 @@ class World:
         """Ask for so many usable slots; what comes of it is looked at when it is answered."""
         self.resizes[self.engine.core.submit_resize("gpu", (slots + 1) * PAGE_BYTES)] = slots
 
+    def squeeze(self, blocks):
+        """Others leave so much of the disk."""
+        self.disk.allowed_bytes = None if blocks is None else blocks * BLOCK_BYTES
+
     def reset(self):
         self.drops[self.engine.core.submit_drop()] = self.disk.generation
         self.computed.clear()
@@ -179,6 +183,7 @@ class World:
     def wind_up(self):
         """When everybody has left and the disk works, every slot can be had again, and nothing is lost track of."""
         self.disk.fail_write = self.disk.fail_read = None
+        self.disk.allowed_bytes = 3 * BLOCK_BYTES
         for ticket in list(self.pending):
             self.cancel(ticket)
         for ticket in list(self.leases):
@@ -186,6 +191,10 @@ class World:
         for _ in range(5):
             self.engine.clock.advance(60.0)
             self.run()
+        assert self.disk.used_bytes() <= 3 * BLOCK_BYTES, "nobody holds what has to make way"
+        self.disk.allowed_bytes = None
+        self.engine.clock.advance(60.0)
+        self.run()
         self.resize(self.gpu)
         [asked] = self.resizes
         self.engine.run()

@@ -42,6 +42,7 @@ DECIDING_ENGINE = {
     "planner",
     "polled",
     "prefetch",
+    "pressure",
     "promotion",
     "reservations",
     "resizing",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kvtier.allocator import host_memory
 from kvtier.allocator.lifetime import Lifetime
 from kvtier.errors import ConfigError, DriverError
+from kvtier.notices import say_once
 from kvtier.types import PAGE_BYTES
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -95,13 +96,14 @@ class HostSlab:
         if hugepages != "off":
             try:
                 return _map_new(length_bytes, os.MFD_HUGETLB, HUGE_PAGE_BYTES)
-            except OSError as error:
+            except (OSError, DriverError) as error:
                 need = -(-length_bytes // HUGE_PAGE_BYTES)
-                problem = f"{need} huge pages of {HUGE_PAGE_BYTES} bytes cannot be had ({error.strerror})"
+                problem = f"{need} huge pages of {HUGE_PAGE_BYTES} bytes cannot be had ({error})"
                 if hugepages == "on":
                     remedy = f"Set vm.nr_hugepages to at least {need}, or use hugepages: auto"
                     raise ConfigError(f"{self.name}.hugepages", problem, remedy) from None
-                self._note(f"hugepages: {problem}; ordinary pages serve instead")
+                self.notes.append(f"hugepages: {problem}; ordinary pages serve instead")
+                say_once(_log, f"tier {self.name}", "hugepages", self.notes[-1])
         return _map_new(length_bytes, 0, PAGE_BYTES)
 
     def _settle(self, pin: str) -> None:
@@ -131,18 +133,17 @@ class HostSlab:
                 f"Raise it (ulimit -l {-(-length_bytes // 1024)}, or LimitMEMLOCK), or use pin: auto",
             ) from None
 
-    def _note(self, note: str) -> None:
-        self.notes.append(note)
-        _log.warning("tier %s: %s", self.name, note)
-
 
 def _map_new(length_bytes: int, flags: int, page_bytes: int) -> tuple[int, mmap.mmap]:
-    """A new memfd of whole pages and its mapping; no page is present yet."""
+    """A new memfd of whole pages and its mapping; only huge pages are present yet."""
     whole_bytes = -(-length_bytes // page_bytes) * page_bytes
     fd = os.memfd_create("kvtier-host", os.MFD_CLOEXEC | flags)
     try:
         os.ftruncate(fd, whole_bytes)
-        return fd, mmap.mmap(fd, whole_bytes, flags=mmap.MAP_SHARED)
+        mapping = mmap.mmap(fd, whole_bytes, flags=mmap.MAP_SHARED)
+        if flags & os.MFD_HUGETLB:  # a control group may refuse what the kernel has reserved: learn it here
+            host_memory.allocate(fd, 0, whole_bytes)
+        return fd, mapping
     except BaseException:
         os.close(fd)
         raise

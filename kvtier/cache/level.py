@@ -13,11 +13,12 @@ from kvtier.policies.base import Policy
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a persistent tier tells about its space; all three answer from memory."""
+    """What a persistent tier tells about its space; all answer from memory."""
 
     blocks: Callable[[int], int]  # bytes of a block -> how many more would fit
     extent: Callable[[int], int]  # place -> extent: emptied as a whole, it serves any size
     used_bytes: Callable[[], int]
+    excess_bytes: Callable[[], int]  # to be given back, for the disk has less free than it should
 
 
 @dataclass(slots=True)

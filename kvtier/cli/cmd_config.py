@@ -36,13 +36,15 @@ def check(file: Path, assignments: list[str], json_output: bool) -> int:
     config = load_config(file, overrides=parse_assignments(assignments))
     facts = capacity_facts(config)
     if json_output:
-        print(json.dumps({"ok": True, "file": str(file), **facts}, indent=2))
+        print(json.dumps({"ok": True, "file": str(file), **facts, "notes": config.notes}, indent=2))
         return 0
     print(f"{file}: ok")
     model = config.model
     print(f"model {model.name}, namespace {facts['namespace'][:16]}, weights epoch {model.weights_epoch}")
     for tier in facts["tiers"]:
         print(f"  {tier['name']:<8} {format_bytes(tier['capacity_bytes']):>10}  {tier['tokens']:>12,} tokens at most")
+    for note in config.notes:
+        print(f"note: {note}")
     return 0
 
 

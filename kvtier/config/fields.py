@@ -38,7 +38,9 @@ def validated(cls: type[M], raw: object, path: str, problems: list[ConfigError])
     try:
         return cls.model_validate(raw, by_alias=True, by_name=False, context=WRITTEN)
     except ValidationError as error:
-        problems.extend(_told(cls, path, dict(found)) for found in error.errors(include_url=False))
+        told = [dict(found) for found in error.errors(include_url=False)]
+        # A default made of other values has nothing to add when one of those is wrong.
+        problems.extend(_told(cls, path, found) for found in told if found["type"] != "default_factory_not_called")
         return None
 
 

@@ -14,6 +14,7 @@ from kvtier.config import rules
 from kvtier.config.document import read_document
 from kvtier.config.fields import validated
 from kvtier.config.model import groups_of, model_spec, resolve_epoch
+from kvtier.config.notes import notes_on
 from kvtier.config.schema import Config, LimitsConfig, ModelSection, PrefetchConfig, TierConfig
 from kvtier.config.settings import settings_of
 from kvtier.config.sources import SECTIONS, Sources, argument_overrides, environment_overrides
@@ -63,9 +64,11 @@ def _load(sources: Sources, environ: Mapping[str, str]) -> Config:
     model = None if section is None else _model(section, tiers, environ, problems)
     if model and limits:
         rules.check_sizes(model, tiers, limits, problems)
+    if model and prefetch:
+        rules.check_prefetch(model, tiers, prefetch, problems)
     if problems or not (section and model and prefetch and limits):
         raise _combined(problems)
-    config = Config(model, tiers, prefetch, limits)
+    config = Config(model, tiers, prefetch, limits, notes=notes_on(model, tiers))
     return replace(config, settings=settings_of(config, section, sources))
 
 

@@ -1,15 +1,26 @@
 """Rules between values: the order of tiers, and sizes that cannot help.
 
 Owns no state. Each rule adds a ConfigError with the numbers and the smallest value that works; none changes
-anything. Units: bytes; a block's bytes are its stride, whole pages of 4 KiB as on host and disk.
+anything. What works, and less well than it reads, is told in `notes`.
+Units: bytes; a block's bytes are its stride, whole pages of 4 KiB as on host and disk.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
-from kvtier.blocks.spec import BlockSpec, block_specs
-from kvtier.config.schema import TIER_TYPES, LimitsConfig, LmdbTierConfig, TierConfig
+from kvtier.blocks.spec import DTYPES, SEGMENT_NAMES, BlockSpec, block_specs
+from kvtier.config.notes import slots_of
+from kvtier.config.schema import (
+    TIER_TYPES,
+    GpuTierConfig,
+    HostTierConfig,
+    LimitsConfig,
+    LmdbTierConfig,
+    PrefetchConfig,
+    TierConfig,
+)
 from kvtier.config.units import format_bytes
 from kvtier.errors import ConfigError
 from kvtier.types import ModelSpec
@@ -43,10 +54,22 @@ def check_names(tiers: Sequence[TierConfig], problems: list[ConfigError]) -> Non
 
 
 def check_growth(tiers: Sequence[TierConfig], problems: list[ConfigError]) -> None:
-    """Refuse a tier that holds less than the one above it: pure churn (dynamo PR#6506)."""
+    """Refuse a tier that cannot hold what demotion keeps copied below the one above: pure churn (dynamo PR#6506).
+
+    Each copy would push out another, whose original must then be copied down again, for ever.
+    """
     for index, (above, tier) in enumerate(pairwise(tiers), start=1):
-        if tier.capacity_bytes < above.capacity_bytes:
-            problems.append(_churns(index, tier, above))
+        needed_bytes = ceil(above.high_watermark * above.capacity_bytes)
+        if tier.capacity_bytes < needed_bytes:
+            problems.append(_churns(index, tier, above, needed_bytes))
+
+
+def check_range(index: int, tier: TierConfig, problems: list[ConfigError]) -> None:
+    """Refuse a range of addresses that is smaller than what is to lie in it."""
+    if isinstance(tier, GpuTierConfig) and tier.capacity_max_bytes < tier.capacity_bytes:
+        has, needs = format_bytes(tier.capacity_max_bytes), format_bytes(tier.capacity_bytes)
+        problem = f"{has} of addresses do not hold the capacity of {needs}"
+        problems.append(ConfigError(f"tiers[{index}].capacity_max", problem, f"Use at least {needs}, or leave it out."))
 
 
 def check_watermarks(index: int, tier: TierConfig, problems: list[ConfigError]) -> None:
@@ -69,6 +92,19 @@ def check_sizes(
         problems.append(_too_small("limits.queue", limits.queue_bytes, 1, largest, model))
 
 
+def check_prefetch(
+    model: ModelSpec, tiers: Sequence[TierConfig], prefetch: PrefetchConfig, problems: list[ConfigError]
+) -> None:
+    """Refuse a budget that was asked for and comes to no slot at all (sglang PR#26449)."""
+    if len(tiers) < 3 or not isinstance(tiers[1], HostTierConfig) or "budget" not in prefetch.model_fields_set:
+        return
+    slots = slots_of(tiers[1], max(spec.stride_bytes for spec in block_specs(model)))
+    if prefetch.budget and not int(prefetch.budget * slots):
+        problem = f"{prefetch.budget:g} of the {slots} slots of {tiers[1].name} is less than one: no hint could help"
+        remedy = f"Use at least {ceil(100 / slots)}%, 0 to do without, or a larger {tiers[1].name}."
+        problems.append(ConfigError("prefetch.budget", problem, remedy))
+
+
 def check_store_outside_weights(weights: Path | None, tiers: Sequence[TierConfig], problems: list[ConfigError]) -> None:
     """With `weights_epoch: auto` a store among the weights would make a new epoch of each start."""
     for index, tier in enumerate(tiers):
@@ -79,20 +115,29 @@ def check_store_outside_weights(weights: Path | None, tiers: Sequence[TierConfig
 
 
 def _too_small(path: str, have_bytes: int, blocks: int, spec: BlockSpec, model: ModelSpec) -> ConfigError:
-    group = model.groups[spec.group]
     need_bytes = blocks * spec.stride_bytes
     problem = (
         f"{format_bytes(have_bytes)} is less than {blocks} block{'s' * (blocks > 1)} of "
-        f"{format_bytes(spec.stride_bytes)} ({group.block_tokens} tokens of {len(group.layers)} layers)"
+        f"{format_bytes(spec.stride_bytes)} ({_block_terms(spec, model)})"
     )
-    return ConfigError(path, problem, f"Use at least {format_bytes(need_bytes)}.")
+    return ConfigError(path, problem, f"Use at least {format_bytes(need_bytes)}, or fewer block_tokens.")
 
 
-def _churns(index: int, tier: TierConfig, above: TierConfig) -> ConfigError:
-    has, needs = format_bytes(tier.capacity_bytes), format_bytes(above.capacity_bytes)
+def _block_terms(spec: BlockSpec, model: ModelSpec) -> str:
+    """How a block comes by its bytes."""
+    group = model.groups[spec.group]
+    terms = [f"{len(group.layers)} layers", " and ".join(SEGMENT_NAMES[group.kind]), f"{group.block_tokens} tokens"]
+    terms += [f"{group.kv_heads} heads", f"dim {group.head_dim}", f"{DTYPES[group.dtype][0]} bytes of {group.dtype}"]
+    whole = f"{spec.block_bytes} bytes, in whole pages" if spec.block_bytes != spec.stride_bytes else ""
+    return " x ".join(terms) + (f" = {whole}" if whole else "")
+
+
+def _churns(index: int, tier: TierConfig, above: TierConfig, needed_bytes: int) -> ConfigError:
+    has, needs = format_bytes(tier.capacity_bytes), format_bytes(needed_bytes)
     problem = (
-        f"{tier.name} holds {has}, less than the {needs} of {above.name} above it: "
-        "blocks would leave it before they are missed above"
+        f"{tier.name} holds {has}, less than the {needs} that demotion keeps copied below {above.name} "
+        f"(high_watermark {above.high_watermark:g} of {format_bytes(above.capacity_bytes)}): "
+        "blocks would be copied down for ever"
     )
-    remedy = f"Use at least {needs}, or leave the tier out."
+    remedy = f"Use at least {needs}, a lower high_watermark of {above.name}, or leave the tier out."
     return ConfigError(f"tiers[{index}].capacity", problem, remedy)

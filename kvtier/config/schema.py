@@ -50,7 +50,7 @@ Kind = one_of(
     SEGMENT_NAMES,
     not_yet("sliding_window", "mamba", "chunked_local", "cross", use="full or mla groups only"),
 )
-Policy = Annotated[str, one_of("policy", ["lru"], not_yet("arc", use="lru"))]
+Policy = Annotated[str, one_of("policy", ["lru", "arc"])]
 Wanted = one_of("choice", ["auto", "on", "off"])
 GROUP_KEYS = ("kind", "layers", "kv_heads", "head_dim", "dtype", "block_tokens")
 
@@ -99,10 +99,16 @@ class _Tier(Section):
 
 
 class GpuTierConfig(_Tier):
-    """The slots that attention reads. device: `auto` and `host` are host memory in this version."""
+    """The slots that attention reads. device: `auto` and `host` are host memory in this version.
+
+    capacity_max: the addresses reserved, up to which `resize` can grow the tier; by default its capacity.
+    """
 
     type: Literal["gpu"] = Field(default="gpu", examples=["gpu"])
     name: Name = Field(default="gpu", examples=["gpu"])
+    capacity_max_bytes: Bytes = Field(
+        default_factory=lambda found: found.get("capacity_bytes", 0), validation_alias="capacity_max", examples=["1GiB"]
+    )
     device: Annotated[str, one_of("device", ["auto", "host"], not_yet("cuda", use="auto or host"))] = Field(
         default="auto", examples=["auto"]
     )
@@ -164,6 +170,7 @@ class Config:
     """A configuration that can work: every value is present, checked and in its own unit.
 
     settings: the same values by YAML path (``tiers[1].capacity``), with origins; empty for one made by hand.
+    notes: what works, and less well than it reads, in sentences.
     """
 
     model: ModelSpec
@@ -171,6 +178,7 @@ class Config:
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     settings: Mapping[str, Setting] = field(default_factory=dict, compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def origin(self, path: str) -> str:
         """Where a value came from: a file and line, a variable, the command line, or `default`.

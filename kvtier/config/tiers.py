@@ -63,6 +63,7 @@ def _tier(index: int, raw: Any, sources: Sources, problems: list[ConfigError]) -
     if tier is None:
         return None
     rules.check_watermarks(index, tier, problems)
+    rules.check_range(index, tier, problems)
     if not isinstance(tier, LmdbTierConfig):
         return tier
     folder = sources.resolve_path(tier.path, ("tiers", index, "path"), problems)

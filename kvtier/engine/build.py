@@ -4,6 +4,7 @@ The order in which tiers are opened and wrapped is visible here and nowhere else
 opened, those that were are closed again.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,9 +20,12 @@ from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig,
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
 from kvtier.errors import ConfigError
+from kvtier.notices import say_once
 from kvtier.policies import POLICIES
 from kvtier.tiers.base import SupportsArray, SupportsRemap, SupportsScan, SupportsSidecar, SupportsSlots, Tier
 from kvtier.types import page_aligned
+
+log = logging.getLogger("kvtier")
 
 Configuration = Config | Path | str | Mapping[str, Any]
 
@@ -35,6 +39,8 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
     """Open all tiers and start the engine; also returns the top tier, whose slots `kv` shows."""
     namespaces = NamespaceTable()
     namespaces.id_of_model(config.model)
+    for note in config.notes:
+        say_once(log, "configuration", note.partition(":")[0], note)
     specs = block_specs(config.model)
     length_bytes_max = max(spec.block_bytes for spec in specs)
     with ExitStack() as undo:
@@ -115,7 +121,9 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
 def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Level:
     """The deciding code's view of an opened tier for blocks of these groups."""
     traits = tier.traits
-    room = Room(tier.room, tier.neighbours, tier.used_bytes) if isinstance(tier, SupportsScan) else None
+    room = (
+        Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes) if isinstance(tier, SupportsScan) else None
+    )
     pool = None if room else BlockPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
     geometry, granules = (
         (tier.geometry, tier.granules_mapped) if isinstance(tier, SupportsRemap) else (None, frozenset())

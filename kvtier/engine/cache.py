@@ -108,22 +108,26 @@ class TieredCache(CacheVerbs):
         """
         if self._running is None or self._running.closed:
             return 0
+        patience_s = None
         try:
             async with asyncio.timeout(flush_s):
                 await self.flush()
         except (TimeoutError, KvtierError):
             pass  # what is left is counted below
+        except asyncio.CancelledError:
+            patience_s = CLOSING_S
+            raise
         finally:
             unsaved = self._unsaved()
             self._running.begin_close()  # before waiting: a loop that ends would cancel what has not begun
-            await self._closed()
+            await self._closed(patience_s)
         return unsaved
 
-    async def _closed(self) -> None:
-        """Wait until the tiers are closed; cancelled, a while longer, so that the store can be opened again."""
+    async def _closed(self, patience_s: float | None) -> None:
+        """Wait until the tiers are closed; cancelled, a while only, so that the store can be opened again."""
         closing = asyncio.ensure_future(asyncio.to_thread(self._stop))
         try:
-            await asyncio.shield(closing)
+            await asyncio.wait([closing], timeout=patience_s)
         except asyncio.CancelledError:
             await asyncio.wait([closing], timeout=CLOSING_S)
             raise

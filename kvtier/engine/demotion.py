@@ -10,7 +10,7 @@ Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from math import ceil
 
 from kvtier.cache.level import Level
@@ -75,9 +75,11 @@ class Demotions:
         if any(self._flight.batches[t - 1, t] or self._flight.evictions[t] for t in below):
             return
         levels = self._residency.levels
-        if levels[tier + 1].persistent:
-            levels[tier + 1].refused = True
-            levels[tier + 1].blocked_until_s = now_s + BACKOFF_FIRST_S
+        target = levels[tier + 1]
+        if target.room is not None:
+            target.refused = True
+            if not target.room.excess_bytes():  # else it must not be kept from giving way
+                target.blocked_until_s = now_s + BACKOFF_FIRST_S
         elif not any(levels[t].failures or levels[t].refused for t in below):
             return
         for handle in handles:
@@ -108,10 +110,9 @@ class Demotions:
         count = min(high - available, idle_dirty, batch_blocks)
         return up_to(level.policy, count, NotDemotable(self._directory, tier))
 
-    def evacuate(self, tier: int, handles: Iterable[int]) -> bool:
-        """Copy these blocks to the tier below before all others. False if a tier below fails, or is full for good."""
+    def evacuate(self, tier: int, handles: Iterable[int]) -> None:
+        """Copy these blocks to the tier below before all others."""
         self._evacuating[tier] = {handle: self._directory.key(handle) for handle in handles}
-        return not any(level.failures or level.refused for level in self._residency.levels[tier + 1 :])
 
     def _to_evacuate(self, tier: int) -> list[int]:
         staying = NotDemotable(self._directory, tier)
@@ -137,6 +138,8 @@ class Demotions:
         tier = lane[1]
         level = self._residency.levels[tier]
         assert level.room is not None
+        if level.room.excess_bytes() > 0:
+            return None  # it gives way to others first
         length_bytes = self._directory.length_bytes(handles[0])
         size = page_aligned(length_bytes)
         # The tier takes places when a batch runs: what is under way may or may not be counted in its answer.
@@ -168,10 +171,10 @@ class Demotions:
         if not coldest:
             return []
         if page_aligned(self._directory.length_bytes(coldest[0])) != size:
-            return self._whole_extent(tier, staying) or policy.candidates(1, staying, size)
+            return self.whole_extent(tier, staying) or policy.candidates(1, staying, size)
         return up_to(policy, count, staying, size, incoming)
 
-    def _whole_extent(self, tier: int, staying: NotEvictable) -> list[int]:
+    def whole_extent(self, tier: int, staying: Container[int]) -> list[int]:
         """The blocks of the coldest extent that may all leave: emptied, it can be lent to any size."""
         level = self._residency.levels[tier]
         assert level.room is not None

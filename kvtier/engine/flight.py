@@ -57,6 +57,10 @@ class Flight:
         )
         return self._enter(Underway(batch, tuple(leaving)))
 
+    def depart_question(self, tier: int) -> TransferBatch:
+        """Make a batch of nothing: whoever acknowledges it has looked how the tier is doing."""
+        return self._enter(Underway(TransferBatch(self._number(), tier, tier, ()), ()))
+
     def depart_drop(self, tier: int, namespace: int, leaving: Sequence[Leaving]) -> TransferBatch:
         """Make the batch that erases a namespace, and with it the copies `leaving`, from a persistent tier."""
         batch = TransferBatch(self._number(), tier, tier, (), (), namespace)

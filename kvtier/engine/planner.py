@@ -13,6 +13,7 @@ from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.demotion import Demotions
 from kvtier.engine.flight import Flight, Underway
+from kvtier.engine.pressure import DiskPressure
 from kvtier.engine.promotion import Promotions
 from kvtier.engine.resizing import Resizes
 from kvtier.engine.sidecar import Sidecars
@@ -34,6 +35,7 @@ class Planner:
         self.flight = Flight(residency, sidecars)
         self.promotions = Promotions(residency, self.flight)
         self.demotions = Demotions(residency, self.flight, queue_bytes)
+        self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
@@ -46,6 +48,7 @@ class Planner:
         batches = self.promotions.batches()
         while self._drops:
             batches += self._drop_batches(*self._drops.popleft())
+        batches += self._pressure.batches(now_s)
         batches += self.resizes.batches()
         batches += self.demotions.batches(now_s)
         batches += self._notes(now_s)
@@ -168,8 +171,8 @@ class Planner:
                 self._residency.erased(copy, tier)
             else:
                 self._residency.kept(copy, tier)
-        if any(outcome.status is Status.FAILED for outcome in outcomes):
-            self.demotions.blocked(tier, now_s)
+        if any(outcome.status in (Status.FAILED, Status.NO_ROOM) for outcome in outcomes):
+            self.demotions.blocked(tier, now_s)  # NO_ROOM: not even an eviction can be written down
 
     def _drop_ended(self, batch_id: int, outcome: Outcome) -> None:
         for ticket, batch_ids in self._dropping.items():
@@ -204,6 +207,7 @@ class Planner:
     # ------------------------------------------------------------ time
 
     def wake_at_s(self, now_s: float) -> float | None:
-        """When to plan again though nothing happens: a tier's pause ends."""
-        pauses = [lv.blocked_until_s for lv in self._residency.levels if lv.blocked_until_s > now_s]
-        return min(pauses, default=None)
+        """When to plan again though nothing happens: a tier's pause ends, or it is time to ask one how it is doing."""
+        times = [lv.blocked_until_s for lv in self._residency.levels if lv.blocked_until_s > now_s]
+        question_s = self._pressure.wake_at_s()
+        return min(times if question_s is None else [*times, question_s], default=None)

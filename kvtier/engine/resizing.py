@@ -9,7 +9,7 @@ Units: granules, slots, bytes.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtier.allocator.block_pool import NULL_SLOT
 from kvtier.allocator.vmm import Geometry, runs
@@ -31,6 +31,7 @@ class _Resize:
     emptying: set[int] = field(default_factory=set)
     underway: Remap | None = None
     failed: bool = False
+    dirty: int | None = None  # blocks in the way at the last step
     seen_arrivals: int = -1  # batches that had ended when it last took a step
 
 
@@ -52,7 +53,9 @@ class Resizes:
             self._active[tier] = _Resize(ticket, tier, granules)
             return
         self.ended.append((former.ticket, self._bytes(tier)))
-        former.ticket, former.granules, former.failed, former.seen_arrivals = ticket, granules, False, -1
+        self._active[tier] = replace(
+            former, ticket=ticket, granules=granules, failed=False, dirty=None, seen_arrivals=-1
+        )
 
     def batches(self) -> list[TransferBatch]:
         """Remaps to carry out now."""
@@ -125,9 +128,19 @@ class Resizes:
             geometry = self._geometry(resize.tier)
             unused = frozenset(slot for granule in empty for slot in _slots_of(geometry, granule))
             return [self._depart(resize, Remap(unmap=tuple(sorted(empty)), unused=unused))]
-        if not dirty or not self._demotions.evacuate(resize.tier, dirty):
+        if not dirty or self._is_stuck(resize, len(dirty)):
             self._end(resize)
+        else:
+            self._demotions.evacuate(resize.tier, dirty)
         return []
+
+    def _is_stuck(self, resize: _Resize, dirty: int) -> bool:
+        """Whether nothing has gone down since the last step, and nothing is on its way."""
+        below = range(resize.tier, len(self._residency.levels) - 1)
+        moving = any(self._flight.batches[tier, tier + 1] for tier in below)
+        stuck = not moving and resize.dirty is not None and dirty >= resize.dirty
+        resize.dirty = dirty
+        return stuck
 
     def _in_the_way(self, tier: int, granule: int, moving: set[int]) -> list[int] | None:
         """The blocks that have to be copied, or whose copying has to end, before a granule can go; None if a slot is

@@ -33,7 +33,7 @@ class DictTier:
         self.fail_write: Status | None = None
         self.fail_read: Status | None = None
         self.corrupt: set[int] = set()
-        self.excess = 0  # bytes to be given back
+        self.allowed_bytes: int | None = None  # what others leave of the disk; None: enough
         self.reads = 0
         self.generation = 0  # of the latest row
 
@@ -72,7 +72,7 @@ class DictTier:
         return written + evicted + [DONE] * bool(batch.sidecar)
 
     def _write(self, item: WriteItem) -> Outcome:
-        if self.fail_write is not None or len(self.rows) >= self.blocks_max:
+        if self.fail_write is not None or self.room(len(item.source)) == 0:
             return Outcome(self.fail_write or Status.NO_ROOM)
         self.generation += 1
         place = next(p for p in range(self.blocks_max) if p not in self.rows)
@@ -92,10 +92,13 @@ class DictTier:
             yield StoredBlock(key, place, generation, len(payload))
 
     def room(self, length_bytes: int) -> int:
-        return self.blocks_max - len(self.rows)
+        return 0 if self._squeezed() else self.blocks_max - len(self.rows)
+
+    def _squeezed(self) -> bool:
+        return self.allowed_bytes is not None and self.used_bytes() >= self.allowed_bytes
 
     def excess_bytes(self) -> int:
-        return self.excess
+        return 0 if self.allowed_bytes is None else max(0, self.used_bytes() - self.allowed_bytes)
 
     def neighbours(self, place: int) -> int:
         return place

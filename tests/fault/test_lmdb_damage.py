@@ -162,6 +162,27 @@ def test_overtaken_while_reading(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_dropped_while_reading(tmp_path: Path, verify: bool) -> None:
+    """A drop leaves records behind: the next owner of a slot would be served, or the dropped block called corrupt."""
+    store = StoreDriver(tmp_path / "s", verify=verify)
+    store.write([1])
+    place = store.kept[1][1].place
+    original = store.tier._store.slab.read
+
+    def overtaken(*args: object, **kwargs: object) -> None:
+        if store.kept:
+            store.tier.drop(store.namespace)
+            with open(tmp_path / "s" / "slab", "r+b") as slab:  # the next batch's payload; its record is yet to come
+                slab.seek(place * 4096)
+                slab.write(b"x" * 4096)
+        original(*args, **kwargs)
+
+    store.tier._store.slab.read = overtaken
+    assert store.read([1]) == [Status.MISSING]
+    store.close()
+
+
 # ---------------------------------------------------------------- failing disk
 
 
@@ -227,7 +248,10 @@ def test_a_failed_sync_is_final(tmp_path: Path, failing: type[FailingFile]) -> N
     store.close()
 
 
-def test_a_failed_commit_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "status"), [(lmdb.Error("no"), Status.FAILED), (lmdb.DiskError("no"), Status.NO_ROOM)]
+)
+def test_a_failed_commit_changes_nothing(tmp_path: Path, error: lmdb.Error, status: Status) -> None:
     """A batch would be half applied: its slots reused while the old records still name them."""
     store = StoreDriver(tmp_path / "s")
     store.write([1, 2])
@@ -235,11 +259,11 @@ def test_a_failed_commit_changes_nothing(tmp_path: Path) -> None:
     commit = store.tier._store.index.commit
 
     def refused(change: object) -> None:
-        raise lmdb.DiskError("no")
+        raise error
 
     store.tier._store.index.commit = refused
-    assert store.write([3, 4], evict=[1], note=b"x") == [Status.FAILED] * 3
-    assert store.tier.drop(store.namespace).status is Status.FAILED
+    assert store.write([3, 4], evict=[1], note=b"x") == [status] * 4
+    assert store.tier.drop(store.namespace).status is status
     store.tier._store.index.commit = commit
     assert (store.tier.used_bytes(), store.tier.room(5000)) == (used, room)
     assert store.tier.check() == []

@@ -86,6 +86,10 @@ class EngineMachine(RuleBasedStateMachine):
     def flush(self):
         self.world.engine.core.submit_flush()
 
+    @rule(blocks=st.one_of(st.none(), st.integers(0, DISK)))
+    def squeeze(self, blocks):
+        self.world.squeeze(blocks)
+
     @rule(slots=st.integers(1, 12))
     def resize(self, slots):
         self.world.resize(slots)
@@ -135,6 +139,7 @@ WEIGHTS = {
     "prefetch": 5,
     "flush": 5,
     "resize": 4,
+    "squeeze": 1,
     "restart": 3,
     "reset": 1,
     "break_writes": 1,
@@ -183,12 +188,14 @@ def step(world, name, rng):
         world.engine.core.submit_flush()
     elif name == "resize":
         world.resize(rng.randint(1, 2 * world.gpu))
+    elif name == "squeeze":
+        world.squeeze(rng.randint(0, world.disk.blocks_max))
     elif name == "break_writes":
         world.disk.fail_write = rng.choice([Status.FAILED, Status.NO_ROOM])
     elif name == "break_reads":
         world.disk.fail_read = rng.choice([Status.FAILED, Status.MISSING, Status.CORRUPT])
     elif name == "mend":
-        world.disk.fail_write = world.disk.fail_read = None
+        world.disk.fail_write = world.disk.fail_read = world.disk.allowed_bytes = None
         world.disk.corrupt.clear()
     elif name == "damage":
         world.disk.corrupt.add(rng.randrange(world.disk.blocks_max))

@@ -80,6 +80,14 @@ def test_check_says_what_tiers_hold(file: Path) -> None:
     text = run("config", "check", file)
     assert text.exit_code == 0
     assert f"{file}: ok" in text.stdout
+    assert checked["notes"] == []
+
+
+def test_check_tells_what_works_less_well(file: Path) -> None:
+    """`config check` would call a tier fine that holds less than the one above it."""
+    text = run("config", "check", file, "--set", "tiers[1].capacity=512KiB")
+    assert text.exit_code == 0
+    assert "note: tiers[1].capacity: host holds 512KiB, less than the 1MiB of gpu above it" in text.stdout
 
 
 def test_every_problem_is_one_line(file: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kvtier.config import Config, GpuTierConfig, HostTierConfig, LimitsConfig, LmdbTierConfig, load_config
 from kvtier.errors import ConfigError, UsageError
+from kvtier.policies import POLICIES
 from kvtier.types import GroupSpec, ModelSpec
 
 MODEL = {
@@ -138,12 +139,18 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ("tiers[1].capacity", ["tiers", 1, "capacity"], 0, "is nothing"),
     ("tiers[1].capcity", ["tiers", 1, "capcity"], "1GiB", "Did you mean 'capacity'?"),
     ("tiers[1].capacity_bytes", ["tiers", 1, "capacity_bytes"], 1 << 30, "Did you mean 'capacity'?"),
-    ("tiers[1].policy", ["tiers", 1, "policy"], "arc", "not in this version. Use lru"),
     ("tiers[1].policy", ["tiers", 1, "policy"], "lur", "Did you mean 'lru'?"),
     ("tiers[1].pin", ["tiers", 1, "pin"], "onn", "Did you mean 'on'?"),
     ("tiers[1].name", ["tiers", 1, "name"], "gpu", "also the name of tiers\\[0\\]"),
     ("tiers[1].name", ["tiers", 1, "name"], "a b", "label a metric"),
     ("tiers[0].device", ["tiers", 0, "device"], "cuda", "not in this version"),
+    (
+        "tiers[0].capacity_max",
+        ["tiers", 0, "capacity_max"],
+        "512KiB",
+        "512KiB of addresses.*capacity of 1MiB.*at least",
+    ),
+    ("tiers[1].capacity_max", ["tiers", 1, "capacity_max"], "4MiB", "unknown key"),
     ("tiers[0].low_watermark", ["tiers", 0, "low_watermark"], 0.2, "0 <= low < high < 1"),
     ("tiers[0].low_watermark", ["tiers", 0, "high_watermark"], 1.0, "0 <= low < high < 1"),
     ("tiers[0].high_watermark", ["tiers", 0, "high_watermark"], 2, "more than the whole"),
@@ -154,11 +161,18 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ("tiers[2].durability", ["tiers", 2, "durability"], "bach", "Did you mean 'batch'?"),
     ("tiers[2].verify", ["tiers", 2, "verify"], "maybe", "true or false"),
     ("prefetch.budget", ["prefetch", "budget"], "150%", "more than the whole"),
+    ("prefetch.budget", ["prefetch", "budget"], "2%", "0.02 of the 42 slots of host.*at least 3%, 0 to do without"),
     ("prefetch.lookahead_requests", ["prefetch", "lookahead_requests"], -1, "from 0 to"),
     ("prefetch", ["prefetch"], 8, "not a mapping"),
     ("limits.load_deadline", ["limits", "load_deadline"], 500, "which unit of time"),
     ("limits.load_deadline", ["limits", "load_deadline"], "0s", "no time at all"),
     ("limits.queue", ["limits", "queue"], "4KiB", "less than 1 block of 48KiB.*at least 48KiB"),
+    (
+        "limits.queue",
+        ["limits", "queue"],
+        "4KiB",
+        "2 layers x k and v x 16 tokens x 3 heads x dim 64 x 4 bytes of float32",
+    ),
 ]
 
 
@@ -224,11 +238,51 @@ def test_sizes_that_cannot_help_are_refused_with_numbers() -> None:
     assert "96KiB" in small.remedy
     load(changed((["tiers", 0, "capacity"], least)))
 
-    churn = refused(changed((["tiers", 1, "capacity"], (1 << 20) - 1)))
+    fifth = -(-(1 << 20) // 5)
+    churn = refused(changed((["tiers", 1, "capacity"], fifth - 1)))
     assert churn.path == "tiers[1].capacity"
-    assert "1048575B, less than the 1MiB of gpu" in churn.problem
-    assert "at least 1MiB" in churn.remedy
-    load(changed((["tiers", 1, "capacity"], 1 << 20)))
+    assert f"holds {fifth - 1}B, less than the {fifth}B that demotion keeps copied below gpu" in churn.problem
+    assert "(high_watermark 0.2 of 1MiB)" in churn.problem
+    assert f"at least {fifth}B" in churn.remedy
+    load(changed((["tiers", 1, "capacity"], fifth), (["prefetch"], ...)))
+
+
+def test_what_works_less_well_than_it_reads_is_noted() -> None:
+    """A tier that holds little of its own, or watermarks without effect, would be found out by measuring."""
+    assert load(WHOLE).notes == ()
+    [smaller] = load(changed((["tiers", 1, "capacity"], "512KiB"))).notes
+    assert smaller.startswith("tiers[1].capacity: host holds 512KiB, less than the 1MiB of gpu above it")
+    [coarse] = load(changed((["tiers", 0, "capacity"], "288KiB"))).notes
+    assert coarse.startswith(
+        "tiers[0].high_watermark: of 5 slots of gpu, low_watermark 0.1 and high_watermark 0.2 both"
+    )
+
+
+def test_a_whole_pages_stride_is_explained() -> None:
+    """The user could not see why a block takes more than its segments."""
+    odd = refused(changed((["model", "head_dim"], 63), (["limits", "queue"], "4KiB")))
+    assert "x 4 bytes of float32 = 48384 bytes, in whole pages)" in odd.problem
+    assert "1 block of 48KiB" in odd.problem
+
+
+def test_the_gpu_range_defaults_to_its_capacity() -> None:
+    """`resize` would have no room to grow, or a tier reserve addresses that nobody asked for."""
+    (gpu, *_), (grown, *_) = load(WHOLE).tiers, load(changed((["tiers", 0, "capacity_max"], "8MiB"))).tiers
+    assert isinstance(gpu, GpuTierConfig)
+    assert isinstance(grown, GpuTierConfig)
+    assert (gpu.capacity_max_bytes, grown.capacity_max_bytes) == (1 << 20, 8 << 20)
+    assert load(WHOLE).settings["tiers[0].capacity_max"].value == "1MiB"
+    wrong = refused(changed((["tiers", 0, "capacity"], "x")))
+    assert "capacity_max" not in str(wrong)
+
+
+def test_every_policy_can_be_configured() -> None:
+    """A policy that exists could not be chosen, or one that is chosen would not exist."""
+    for tier in range(3):
+        for policy in POLICIES:
+            assert load(changed((["tiers", tier, "policy"], policy))).tiers[tier].policy == policy
+    refusal = refused(changed((["tiers", 0, "policy"], "none of them")))
+    assert refusal.remedy == f"Known: {', '.join(sorted(POLICIES))}."
 
 
 def test_hybrid_groups() -> None:

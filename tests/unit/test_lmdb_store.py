@@ -12,7 +12,6 @@ import pytest
 from kvtier.errors import ClosedError, ConfigError, StoreError, StoreFormatError, StoreLocked
 from kvtier.testing.stores import StoreDriver
 from kvtier.testing.tiers import key_of, payload_of, slot_buffer
-from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.lock import StoreLock, WriterState
 from kvtier.types import DONE, ReadItem, Status, WriteBatch, WriteItem
 
@@ -193,27 +192,6 @@ def test_smaller_capacity_evicts_oldest_extents(tmp_path: Path) -> None:
     assert set(store.read(sorted(store.kept))) == {DONE_STATUS}
     assert store.tier.check() == []
     assert store.tier.findings == []
-    store.close()
-
-
-def test_min_free_is_kept(tmp_path: Path) -> None:
-    """The store would take the filesystem's last bytes."""
-
-    class FullDisk(BlockFile):
-        free = 1 << 30
-
-        def disk_free_bytes(self) -> int:
-            return self.free
-
-    store = StoreDriver(tmp_path / "s", min_free_bytes=1 << 20, open_file=FullDisk.open)
-    extent_bytes = 4 << 17
-    assert set(store.write(range(extent_bytes // 16_384), 16_384)) == {DONE_STATUS}
-    FullDisk.free = (1 << 20) + extent_bytes - 1
-    assert store.write([99], 16_384) == [Status.NO_ROOM]
-    assert store.tier.room(16_384) == 0
-    FullDisk.free += 1
-    store.write([], evict=[])
-    assert store.write([99], 16_384) == [DONE_STATUS]
     store.close()
 
 

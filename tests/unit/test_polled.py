@@ -83,7 +83,7 @@ class Bench:
                 1 << 16,
                 1 << 20,
                 0,
-                room=Room(self.disk.room, self.disk.neighbours, self.disk.used_bytes),
+                room=Room(self.disk.room, self.disk.neighbours, self.disk.used_bytes, self.disk.excess_bytes),
             ),
         ]
         self.core = Core(self.model, levels, NamespaceTable())

@@ -1,5 +1,6 @@
 """HostSlab: all memory at start, or an error that says how to get it."""
 
+import errno
 import logging
 import mmap
 import os
@@ -80,27 +81,57 @@ def test_a_forked_child_is_refused() -> None:
     host.close()
 
 
-def no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_huge_pages(monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOMEM) -> None:
     """A machine on which none are reserved, whatever this one has."""
     create = os.memfd_create
 
     def memfd_create(name: str, flags: int) -> int:
         if flags & os.MFD_HUGETLB:
-            raise OSError(12, "Cannot allocate memory")
+            raise OSError(code, os.strerror(code))
         return create(name, flags)
 
     monkeypatch.setattr(os, "memfd_create", memfd_create)
 
 
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EINVAL, errno.ENOSYS, errno.EPERM])
 def test_auto_does_without_huge_pages_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    """The host tier does not start on an ordinary machine, or is slower and nobody knows why."""
-    no_huge_pages(monkeypatch)
+    """The host tier does not start on an ordinary machine, or is slower and nobody knows why, or says so each time."""
+    no_huge_pages(monkeypatch, code)
     with caplog.at_level(logging.WARNING):
-        host = small_slab(hugepages="auto")
-    assert [note for note in host.notes if note.startswith("hugepages: 1 huge pages")]
-    assert len(caplog.records) == 1
+        for slots in (3, 4):
+            host = HostSlab(name=f"host {code}", slots=slots, stride_bytes=2 * PAGE, hugepages="auto")
+            assert [note for note in host.notes if note.startswith("hugepages: 1 huge pages")]
+            host.close()
+    [record] = caplog.records
+    assert os.strerror(code) in record.getMessage()
+    assert "ordinary pages serve instead" in record.getMessage()
+
+
+def test_auto_heeds_a_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Huge pages that are reserved and may not be used by this process would refuse the tier, or kill the process."""
+    allocate = host_memory.allocate
+    create = os.memfd_create
+    huge: set[int] = set()
+
+    def memfd_create(name: str, flags: int) -> int:
+        fd = create(name, flags & ~os.MFD_HUGETLB)
+        if flags & os.MFD_HUGETLB:
+            huge.add(fd)
+        return fd
+
+    def refused(fd: int, offset: int, length_bytes: int) -> None:
+        if fd in huge:
+            huge.discard(fd)
+            raise DriverError("fallocate", errno.ENOSPC, "No space left on device")
+        allocate(fd, offset, length_bytes)
+
+    monkeypatch.setattr(os, "memfd_create", memfd_create)
+    monkeypatch.setattr(host_memory, "allocate", refused)
+    host = small_slab(hugepages="auto")
+    assert "No space left on device" in host.notes[0]
+    assert os.fstat(host.fd).st_size == 6 * PAGE
     host.close()
 
 

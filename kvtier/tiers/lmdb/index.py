@@ -6,24 +6,33 @@ are short transactions; no transaction is open across payload I/O or a change of
 Units: bytes.
 """
 
+import errno
+import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
-from kvtier.errors import CorruptBlock, StoreFormatError
+from kvtier.errors import CorruptBlock, StoreError, StoreFormatError
+from kvtier.tiers.lmdb.blockfile import claim, disk_bytes
 from kvtier.tiers.lmdb.layout import TABLES
 from kvtier.tiers.lmdb.pages import check_index
+from kvtier.types import PAGE_BYTES
 
 # durability -> (sync, metasync). Syncing by hand after commits without sync=True is not the same: it lost whole
 # indexes in simulated power cuts. writemap is never used: power loss would corrupt the file.
 SYNC_MODES = {"none": (False, False), "batch": (True, False), "strict": (True, True)}
 
 DATA_NAME = "data.mdb"
-_CHUNK_ROWS = 1000
+LOCK_TABLE_NAME = "lock.mdb"
+_READERS_MAX = 126
+_READERS_BYTES = 3 * PAGE_BYTES  # 64 bytes each, and a head
+CHUNK_ROWS = 1000
+_NOT_DAMAGE = (lmdb.MemoryError, lmdb.DiskError, lmdb.ReadonlyError, lmdb.LockError, lmdb.ReadersFullError)
 DAMAGE_REMEDY = "Delete the folder to start with an empty store; blocks are recomputed"
 
 Rows = Mapping[bytes, bytes | None]  # None deletes
@@ -53,23 +62,36 @@ class Index:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._data = -1  # the file that LMDB keeps its pages in, if we may write
         self._gate = threading.Lock()  # LMDB must not change its map while a transaction of ours reads it
-        with env.begin() as txn:
+        with self._begin() as txn:
             names = {bytes(key) for key, _ in txn.cursor()}
         missing = [name for name in TABLES if name.encode() not in names]
         readonly = env.flags()["readonly"]
         if missing and readonly:
             raise CorruptBlock(f"the index lacks its table {missing[0]}")
-        self._tables = {name: env.open_db(name.encode(), create=not readonly) for name in TABLES}
+        self._tables = {
+            name: self._following(partial(env.open_db, name.encode(), create=not readonly)) for name in TABLES
+        }
 
     @classmethod
     def open(cls, folder: Path, durability: str, index_bytes: int) -> "Index":
-        """Open for writing, create if absent. Raises StoreFormatError if the files are damaged."""
+        """Open for writing, create if absent. index_bytes: the hard limit of the file, unless it is longer already.
+
+        Raises StoreFormatError if the files are damaged, StoreError or OSError if they cannot be opened.
+        """
         sync, metasync = SYNC_MODES[durability]
         folder.mkdir(mode=0o700, exist_ok=True)
-        return _opened(
+        _claim_readers(folder)
+        index = _opened(
             folder, check=True, map_size=index_bytes, sync=sync, metasync=metasync, mode=0o600, readahead=False
         )
+        try:
+            index._data = os.open(folder / DATA_NAME, os.O_RDWR | os.O_CLOEXEC)  # the folder may move while it is open
+        except BaseException:
+            index.close()
+            raise
+        return index
 
     @classmethod
     def open_readonly(cls, folder: Path, live: bool) -> "Index":
@@ -80,13 +102,13 @@ class Index:
     # ------------------------------------------------------------ reads
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        with self._gate, self._env.begin(db=self._tables[table]) as txn:
+        with self._gate, self._begin(self._tables[table]) as txn:
             row: bytes | None = txn.get(key)
             return row
 
     def fetch(self, keys: Iterable[bytes]) -> list[bytes | None]:
         """The records at these places."""
-        with self._gate, self._env.begin(db=self._tables["blocks"]) as txn:
+        with self._gate, self._begin(self._tables["blocks"]) as txn:
             return [txn.get(key) for key in keys]
 
     def rows(self, table: str, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -99,6 +121,11 @@ class Index:
                 return  # keys out of order: damage, which must not become an endless loop
             start, skip = chunk[-1][0], True
 
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        with self._gate, self._begin() as txn:
+            return int(txn.stat(self._tables[table])["entries"])
+
     def transaction_id(self) -> int:
         """Grows with every commit, whoever makes it."""
         return int(self._env.info()["last_txnid"])
@@ -106,6 +133,10 @@ class Index:
     def file_bytes(self) -> int:
         info = self._env.info()
         return (int(info["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+
+    def disk_bytes(self) -> int:
+        """What the filesystem has claimed for the file."""
+        return disk_bytes(self._data)
 
     def map_bytes(self) -> int:
         return int(self._env.info()["map_size"])
@@ -138,28 +169,71 @@ class Index:
         """Readers that died keep old pages from being reused; also done before an index counts as full."""
         self._env.reader_check()
 
+    def claim(self, index_bytes: int) -> None:
+        """Claim the disk space of the file's first bytes, so that no commit runs out of it. Raises OSError."""
+        claim(self._data, index_bytes)
+
     def grow(self, index_bytes: int) -> None:
-        """Raise the hard limit of the file. Raises lmdb.Error."""
+        """Set the hard limit of the file. Raises lmdb.Error."""
         with self._gate:
             self._env.set_mapsize(index_bytes)
+
+    def trim(self) -> None:
+        """Give back what was claimed and never used, and forbid to use it. Raises OSError, lmdb.Error."""
+        os.truncate(self._data, self.file_bytes())
+        self.grow(self.file_bytes())
 
     def sync(self) -> None:
         """Make everything committed durable. Raises lmdb.Error."""
         self._env.sync(True)
 
     def close(self) -> None:
+        """Idempotent."""
         self._env.close()
+        if self._data >= 0:
+            os.close(self._data)
+            self._data = -1
+
+    def _begin(self, table: Any = None) -> Any:
+        """A read transaction."""
+        return self._following(partial(self._env.begin, db=table))
+
+    def _following(self, start: Callable[[], Any]) -> Any:
+        """Start something; if another process has let the file outgrow our map, the map follows first."""
+        while True:
+            try:
+                return start()
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
 
     def _chunk(self, table: str, start: bytes, skip: bool) -> list[tuple[bytes, bytes]]:
         chunk = []
-        with self._gate, self._env.begin(db=self._tables[table]) as txn, txn.cursor() as cursor:
+        with self._gate, self._begin(self._tables[table]) as txn, txn.cursor() as cursor:
             found = cursor.set_range(start) if start else cursor.first()
             if found and skip and cursor.key() == start:
                 found = cursor.next()
             if found:
-                for _, row in zip(range(_CHUNK_ROWS), cursor, strict=False):
+                for _, row in zip(range(CHUNK_ROWS), cursor, strict=False):
                     chunk.append(row)
         return chunk
+
+
+def _claim_readers(folder: Path) -> None:
+    """Claim the disk of LMDB's reader table. LMDB maps it: on a full disk the first touch would kill the process.
+
+    Before LMDB opens it: closing any handle of a file lets go of the process's record locks on it.
+    """
+    table = folder / LOCK_TABLE_NAME
+    if table.exists() and table.stat().st_blocks * 512 >= _READERS_BYTES:
+        return
+    fd = os.open(table, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        claim(fd, _READERS_BYTES)
+    except OSError:
+        if not disk_bytes(fd):  # one page is enough for sixty threads
+            raise
+    finally:
+        os.close(fd)
 
 
 def _opened(folder: Path, *, check: bool, **options: Any) -> Index:
@@ -167,17 +241,26 @@ def _opened(folder: Path, *, check: bool, **options: Any) -> Index:
     try:
         if check and data.exists():
             check_index(data)
-        env = lmdb.open(str(folder), max_dbs=len(TABLES), max_readers=126, **options)
+        env = lmdb.open(str(folder), max_dbs=len(TABLES), max_readers=_READERS_MAX, **options)
     except (CorruptBlock, lmdb.Error) as error:
-        raise _damaged(folder, error) from error
+        raise _refused(folder, error) from error
     try:
+        env.reader_check()  # whoever died before us may have filled the reader table
         return Index(env)
     except (CorruptBlock, lmdb.Error) as error:
         env.close()
-        raise _damaged(folder, error) from error
+        raise _refused(folder, error) from error
 
 
-def _damaged(folder: Path, error: Exception) -> StoreFormatError:
+def errno_of(error: Exception) -> int:
+    """What the operating system said, 0 if LMDB itself is the one that complains (its own codes are negative)."""
+    return max(0, int(getattr(error, "code", 0) or 0))
+
+
+def _refused(folder: Path, error: Exception) -> StoreError:
+    """What an error of LMDB at opening means. Never call a store damaged that only this process cannot open."""
     if isinstance(error, lmdb.Error) and "already open" in str(error):
         return StoreFormatError(str(folder), "this process has the store open already", "Look at it from another one")
+    if isinstance(error, _NOT_DAMAGE) or errno_of(error) not in (0, errno.EINVAL):
+        return StoreError(str(folder), f"the index cannot be opened: {error}", "Mend that and try again")
     return DamagedStore(str(folder), f"the index cannot be read: {error}", DAMAGE_REMEDY)

@@ -35,6 +35,7 @@ class Stock:
     findings: list[str] = field(default_factory=list)
     change: Change = field(default_factory=Change)
     strides: dict[int, int] = field(default_factory=dict)  # extent -> stride in pages, of adopted extents
+    strides_before: dict[int, int] = field(default_factory=dict)  # of all that have a row
     generation_next: int = 1
     evicted_blocks: int = 0
 
@@ -50,19 +51,21 @@ def load_names(index: Index, names: TierNames) -> list[str]:
     return findings
 
 
-def take_stock(index: Index, names: TierNames, allocator: ExtentAllocator, slab_bytes: int) -> Stock:
+def take_stock(
+    index: Index, names: TierNames, allocator: ExtentAllocator, slab_bytes: int, fixed: bool = False
+) -> Stock:
     """Read the whole index and adopt its extents into `allocator`, which is empty.
 
     If more extents are lent than it allows (the capacity became smaller), whole extents are evicted, those first
-    whose newest block is oldest.
+    whose newest block is oldest; in a file that can only be cut (`fixed`), those at its end.
     """
     stock = Stock()
-    strides = _extent_rows(index, stock)
+    strides = stock.strides_before = _extent_rows(index, stock)
     found = sorted(_believable(index, names, strides, allocator.extent_pages, slab_bytes, stock))
     if found:
         stock.generation_next = found[-1].generation + 1
     found = _newest_of_each_key(found, stock)
-    found = _within_capacity(found, allocator.extents_max, stock)
+    found = _within_capacity(found, allocator.extents_max, fixed, stock)
     _adopt(found, strides, allocator, stock)
     for tier_id in names.tier_ids():
         if not allocator.slots_of_owner[tier_id]:
@@ -143,12 +146,14 @@ def _newest_of_each_key(found: list[_Found], stock: Stock) -> list[_Found]:
     return [entry for entry in found if newest[entry.block.key] is entry]
 
 
-def _within_capacity(found: list[_Found], extents_max: int, stock: Stock) -> list[_Found]:
+def _within_capacity(found: list[_Found], extents_max: int, fixed: bool, stock: Stock) -> list[_Found]:
     newest = {entry.extent: entry.generation for entry in found}
-    excess = len(newest) - extents_max
-    if excess <= 0:
+    if fixed:
+        leaving = {extent for extent in newest if extent >= extents_max}
+    else:
+        leaving = set(sorted(newest, key=newest.__getitem__)[: max(0, len(newest) - extents_max)])
+    if not leaving:
         return found
-    leaving = set(sorted(newest, key=newest.__getitem__)[:excess])
     stock.change.blocks.update((entry.place_key, None) for entry in found if entry.extent in leaving)
     kept = [entry for entry in found if entry.extent not in leaving]
     stock.evicted_blocks = len(found) - len(kept)

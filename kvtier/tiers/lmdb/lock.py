@@ -61,14 +61,17 @@ class StoreLock:
 
     @classmethod
     def acquire(cls, folder: Path) -> "StoreLock":
-        """Never waits. Raises StoreLocked, which names the holder."""
+        """Never waits. Raises StoreLocked, which names the holder; OSError if the filesystem cannot lock."""
         fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             pid = read_state(fd).pid
             os.close(fd)
             raise _locked(folder, pid) from None
+        except OSError:  # such as ENOLCK: this filesystem has no locks
+            os.close(fd)
+            raise
         return cls(fd)
 
     def write_state(self, state: WriterState) -> None:

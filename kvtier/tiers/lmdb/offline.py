@@ -1,20 +1,32 @@
 """Looks at a store without being its writer: read-only, lock-free, beside a live writer or with none.
 
-Owns: read handles. Always: writes nothing and takes no lock of the store. With a live writer it uses LMDB's
-reader table (for moments, so that it never keeps the writer from reusing pages), holds no transaction across
-I/O, and re-reads a record before it calls a block corrupt.
+Owns: read handles, and what was found damaged on the way. Always: writes nothing to the store, takes no lock of
+it; what it holds in memory does not grow with the store. Rows that change meanwhile are seen old or new.
 Units: bytes, pages of 4096 bytes, milliseconds since 1970.
 """
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
-from kvtier.blocks.codec import checksum
-from kvtier.errors import CorruptBlock, StoreFormatError
-from kvtier.tiers.lmdb.index import DATA_NAME, Index
+from kvtier.errors import CorruptBlock
+from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.folder import (
+    expect_access,
+    expect_store,
+    expect_trust,
+    has_writer,
+    length_of,
+    stamp_of,
+    state_of,
+    unfinished,
+)
+from kvtier.tiers.lmdb.foreign import ForeignIndex
+from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore
 from kvtier.tiers.lmdb.layout import (
+    GENERATION_KEY,
+    ID_KEY,
     INDEX_NAME,
     LOCK_NAME,
     NAMESPACE_KEY,
@@ -26,186 +38,217 @@ from kvtier.tiers.lmdb.layout import (
     decode_limit,
     decode_namespace,
     decode_record,
+    encode_record,
 )
-from kvtier.tiers.lmdb.lock import WriterState, read_state
-from kvtier.tiers.lmdb.opening import read_header
+from kvtier.tiers.lmdb.lock import WriterState
+from kvtier.tiers.lmdb.slab import Slab
 from kvtier.types import PAGE_BYTES, page_aligned
 
-_NOT_A_STORE = "Name the folder of an lmdb tier (its `path` in the YAML)"
+IO_THREADS = 2  # one reads while the other makes checksums; a look must not crowd out the writer
+FINDINGS_KEPT = 1000
+UNKNOWN = 2**64  # a limit that could not be read: above every id
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(NamedTuple):
     """A record that can be believed, and where its block lies."""
 
     place_key: bytes
     record: Record
     extent: int
     slot: int
-
-    @property
-    def stride_bytes(self) -> int:
-        return page_aligned(self.record.length_bytes)
+    stride_bytes: int
 
 
 class StoreReader:
-    """A read-only look at one store. `findings` grows as damage is met."""
+    """A read-only look at one store. `findings` grows as damaged rows are met, up to FINDINGS_KEPT.
 
-    def __init__(self, folder: Path, index: Index, header: Header, state: WriterState, live: bool) -> None:
-        self.folder = folder
+    Its verbs raise Overtaken if it was opened with no writer there and one came, StoreError if the store turns
+    out to be damaged, or went away.
+    """
+
+    def __init__(self, index: ForeignIndex, slab: Slab, header: Header, state: WriterState) -> None:
+        self.folder = index.folder
+        self.live = index.live
         self.header = header
         self.state = state
-        self.live = live
-        self.findings: list[str] = []
+        self.slab = slab
+        self.findings: dict[str, None] = {}
+        self.findings_left_out = 0
+        self.dropped_records = 0  # met so far: left behind by a drop, and nobody's
+        self.names: dict[int, tuple[bytes, bytes]] = {}  # tier id -> (fingerprint, description), of all met so far
         self._index = index
-        self._transaction = index.transaction_id()
-        self._slab = os.open(folder / SLAB_NAME, os.O_RDONLY | os.O_CLOEXEC)
 
     @classmethod
     def open(cls, folder: Path, live: bool = False) -> "StoreReader":
         """live: read as beside a writer even if none is seen.
 
-        Raises StoreFormatError if the folder is not a store this version reads, OSError if it is not readable.
+        Raises StoreError if the folder is not a store that this version reads, or damaged; OSError if it is not
+        readable.
         """
-        data = folder / INDEX_NAME / DATA_NAME
-        if not data.is_file() or not (folder / SLAB_NAME).is_file() or not (folder / LOCK_NAME).is_file():
-            what = (
-                "it is not a store" if folder.is_dir() else "it is not a folder" if folder.exists() else "no such path"
-            )
-            raise StoreFormatError(str(folder), what, _NOT_A_STORE)
+        expect_store(folder)
+        stamp = stamp_of(folder)
         live = live or has_writer(folder / LOCK_NAME)
-        index = Index.open_readonly(data.parent, live)
-        try:
-            header = read_header(folder, index)
-            if header is None:
-                raise StoreFormatError(str(folder), "the index has no header", _NOT_A_STORE)
-            return cls(folder, index, header, _state_of(folder), live)
-        except BaseException:
-            index.close()
-            raise
+        state = state_of(folder)
+        expect_trust(folder, state, state.durability, live)
+        expect_access(folder, live)
+        with ExitStack() as undo:
+            index = ForeignIndex(folder, live, stamp)
+            undo.callback(index.close)
+            header = index.header()
+            if header is None and not length_of(folder / SLAB_NAME):
+                raise unfinished(folder)
+            if header is None or not (folder / SLAB_NAME).is_file():
+                what = "the index has no header" if header is None else "there is an index and no slab"
+                raise DamagedStore(str(folder), what, DAMAGE_REMEDY)
+            if not state.pid:
+                expect_trust(folder, state, header.durability, live)
+            slab = Slab(BlockFile.open_readonly(folder / SLAB_NAME), IO_THREADS)
+            undo.pop_all()
+            return cls(index, slab, header, state)
 
-    @property
-    def overtaken(self) -> bool:
-        """Whether a writer came after all: what was read without its knowledge may be nonsense. Open anew, live."""
-        return not self.live and self._index.transaction_id() != self._transaction
+    def expect_undisturbed(self) -> None:
+        """Raises Overtaken or StoreError if what was read so far is not to be believed."""
+        self._index.expect_undisturbed()
+
+    # ------------------------------------------------------------ tables
 
     def namespaces(self) -> dict[int, tuple[bytes, bytes]]:
-        """Tier id -> (fingerprint, description)."""
+        """Tier id -> (fingerprint, description), of those that exist now."""
         found = {}
-        for key, row in self._index.rows("namespaces"):
+        for key, row in self._rows("namespaces"):
             try:
                 tier_id, fingerprint, description = decode_namespace(key, row)
             except CorruptBlock as error:
-                self.findings.append(f"namespace {key.hex()}: {error}")
+                self.note(f"namespace {key.hex()}: {error}")
             else:
                 found[tier_id] = (fingerprint, description)
+        self.names |= found
         return found
 
     def extents(self) -> dict[int, int]:
         """Extent -> stride in pages."""
         found = {}
-        for key, row in self._index.rows("extents"):
+        for key, row in self._rows("extents"):
             try:
                 extent, stride_pages = decode_extent(key, row)
             except CorruptBlock as error:
-                self.findings.append(f"extent {key.hex()}: {error}")
+                self.note(f"extent {key.hex()}: {error}")
             else:
                 found[extent] = stride_pages
         return found
 
-    def records(self) -> Iterator[StoredRecord]:
-        """Every record of a namespace that exists; damaged ones become findings, dropped ones are passed over."""
-        namespaces, extents, limit = self.namespaces(), self.extents(), self._namespace_limit()
-        for place_key, row in self._index.rows("blocks"):
-            try:
-                stored = _decoded(place_key, row)
-                if stored.record.namespace in namespaces:
-                    self._expect_place(stored, extents)
-                elif stored.record.namespace >= limit and not self.live:
-                    raise CorruptBlock(f"namespace {stored.record.namespace} is unknown")
-                else:
-                    continue
-            except CorruptBlock as error:
-                self.findings.append(f"record {place_key.hex()}: {error}")
-            else:
-                yield stored
+    def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
+        """The engine's rows, in key order."""
+        return self._rows("sidecar")
 
-    def verify(self, stored: StoredRecord) -> bool:
-        """Whether the payload matches its record; False is also a finding. True for a block that moved meanwhile."""
-        for _ in range(2):
-            payload = os.pread(self._slab, stored.record.length_bytes, self._offset(stored))
-            whole = len(payload) == stored.record.length_bytes
-            if whole and checksum(stored.record.key, payload) == stored.record.checksum:
-                return True
-            if not self._is_unchanged(stored):
-                return True
-        self.findings.append(f"block at {stored.place_key.hex()}: its bytes do not match their checksum")
-        return False
+    def generation_limit(self) -> int:
+        """No record has a generation at or above it; UNKNOWN if its row is damaged."""
+        return self._limit(GENERATION_KEY)
+
+    def namespace_limit(self) -> int:
+        """No namespace has, or ever had, an id at or above it; UNKNOWN if its row is damaged."""
+        return self._limit(NAMESPACE_KEY)
+
+    # ------------------------------------------------------------ blocks
+
+    def records(self) -> Iterator[StoredRecord]:
+        """Every record of a namespace that exists, in the order of the slab; damaged ones become findings."""
+        extents, limit, known = self.extents(), self.namespace_limit(), self.namespaces()
+        for chunk in self._index.chunks("blocks"):
+            found = [stored for key, row in chunk if (stored := self._decoded(key, row)) is not None]
+            if self.live and any(stored.record.namespace not in known for stored in found):
+                known = self.namespaces()  # one may be new since; the others were dropped
+            slab_bytes = self.slab.file.length_bytes()
+            for stored in found:
+                if stored.record.namespace in known:
+                    problem = self._misplaced(stored, extents, slab_bytes)
+                elif stored.record.namespace >= limit and not self.live:
+                    problem = f"namespace {stored.record.namespace} is unknown"
+                else:
+                    self.dropped_records += 1
+                    continue
+                if problem:
+                    self.note(f"record {stored.place_key.hex()}: {problem}")
+                else:
+                    yield stored
+
+    def records_about(self) -> int:
+        """How many rows `records` will look at."""
+        return self._index.count("blocks")
+
+    def records_at(self, place_keys: Sequence[bytes]) -> list[StoredRecord | None]:
+        """The records at these places now, None where there is none to believe."""
+        pairs = zip(place_keys, self._index.fetch(place_keys), strict=True)
+        return [None if row is None else self._decoded(key, row) for key, row in pairs]
+
+    def still_there(self, found: Sequence[StoredRecord]) -> list[bool]:
+        """Whether each record is what it was, and its namespace exists: then its slot was free at no time before.
+
+        The record is asked for first. An id is never given twice, so a namespace that is there afterwards was
+        there then, and the record was nobody's leftover.
+        """
+        rows = self._index.fetch([stored.place_key for stored in found])
+        ids = {stored.record.namespace for stored in found}
+        alive = {tier_id for tier_id in ids if self._index.get("namespaces", ID_KEY.pack(tier_id)) is not None}
+        return [
+            stored.record.namespace in alive and row == encode_record(stored.place_key, stored.record)
+            for stored, row in zip(found, rows, strict=True)
+        ]
+
+    def offset_of(self, stored: StoredRecord) -> int:
+        """Where the block begins in the slab."""
+        return stored.extent * self.header.extent_bytes + stored.slot * stored.stride_bytes
+
+    # ------------------------------------------------------------ the rest
 
     def disk_bytes(self) -> dict[str, int]:
         """Disk space that slab and index take."""
-        data = self.folder / INDEX_NAME / DATA_NAME
-        return {"slab": os.fstat(self._slab).st_blocks * 512, "index": data.stat().st_blocks * 512}
+        paths = {"slab": self.folder / SLAB_NAME, "index": self.folder / INDEX_NAME / DATA_NAME}
+        return {name: path.stat().st_blocks * 512 for name, path in paths.items()}
+
+    def note(self, finding: str) -> None:
+        """Remember what is wrong with a row; each finding once, and not without end."""
+        if len(self.findings) < FINDINGS_KEPT:
+            self.findings[finding] = None
+        elif finding not in self.findings:
+            self.findings_left_out += 1
 
     def close(self) -> None:
         self._index.close()
-        os.close(self._slab)
+        self.slab.close()
 
     # ------------------------------------------------------------ inside
 
-    def _expect_place(self, stored: StoredRecord, extents: dict[int, int]) -> None:
-        """Raises CorruptBlock if the block cannot lie where its record says."""
-        stride_pages = extents.get(stored.extent)
-        if self.live:
-            return  # the extent's row may be older than the record
-        if stride_pages is None or stride_pages * PAGE_BYTES != stored.stride_bytes:
-            raise CorruptBlock(f"length {stored.record.length_bytes} in an extent of {stride_pages} pages per slot")
-        inside = (stored.slot + 1) * stored.stride_bytes <= self.header.extent_bytes
-        if not inside or self._offset(stored) + stored.stride_bytes > os.fstat(self._slab).st_size:
-            raise CorruptBlock("its slot lies outside the slab")
+    def _rows(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        for chunk in self._index.chunks(table):
+            yield from chunk
 
-    def _offset(self, stored: StoredRecord) -> int:
-        return stored.extent * self.header.extent_bytes + stored.slot * stored.stride_bytes
-
-    def _is_unchanged(self, stored: StoredRecord) -> bool:
-        row = self._index.fetch([stored.place_key])[0]
+    def _decoded(self, place_key: bytes, row: bytes) -> StoredRecord | None:
+        """None for a damaged record, which becomes a finding."""
         try:
-            return row is not None and decode_record(stored.place_key, row) == stored.record
-        except CorruptBlock:
-            return True
-
-    def _namespace_limit(self) -> int:
-        row = self._index.get("meta", NAMESPACE_KEY)
-        try:
-            return 1 if row is None else decode_limit(NAMESPACE_KEY, row)
+            if len(place_key) != PLACE_KEY.size:
+                raise CorruptBlock("record at no place")
+            record = decode_record(place_key, row)
+            extent, slot = PLACE_KEY.unpack(place_key)
+            return StoredRecord(place_key, record, extent, slot, page_aligned(record.length_bytes))
         except CorruptBlock as error:
-            self.findings.append(f"meta {NAMESPACE_KEY.decode()}: {error}")
-            return 2**32
+            self.note(f"record {place_key.hex()}: {error}")
+            return None
 
+    def _misplaced(self, stored: StoredRecord, extents: dict[int, int], slab_bytes: int) -> str:
+        """Why the block cannot lie where its record says; empty if it can."""
+        stride_pages = extents.get(stored.extent)  # beside a writer it may be older than the record
+        if not self.live and (stride_pages is None or stride_pages * PAGE_BYTES != stored.stride_bytes):
+            return f"length {stored.record.length_bytes} in an extent of {stride_pages} pages per slot"
+        inside = (stored.slot + 1) * stored.stride_bytes <= self.header.extent_bytes
+        if not inside or self.offset_of(stored) + stored.stride_bytes > slab_bytes:
+            return "its slot lies outside the slab"
+        return ""
 
-def _decoded(place_key: bytes, row: bytes) -> StoredRecord:
-    if len(place_key) != PLACE_KEY.size:
-        raise CorruptBlock("record at no place")
-    return StoredRecord(place_key, decode_record(place_key, row), *PLACE_KEY.unpack(place_key))
-
-
-def has_writer(lock: Path) -> bool:
-    """Whether a process holds the store's lock, learnt without touching it: the kernel lists all locks.
-
-    True where the kernel does not tell: then the careful way of reading is taken.
-    """
-    try:
-        table = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return True
-    found = lock.stat()
-    inode = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    return any("FLOCK" in line and inode in line.split() for line in table)
-
-
-def _state_of(folder: Path) -> WriterState:
-    fd = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return read_state(fd)
-    finally:
-        os.close(fd)
+    def _limit(self, key: bytes) -> int:
+        row = self._index.get("meta", key)
+        try:
+            return 1 if row is None else decode_limit(key, row)
+        except CorruptBlock as error:
+            self.note(f"meta {key.decode()}: {error}")
+            return UNKNOWN

@@ -19,7 +19,7 @@ import lmdb
 
 from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.layout import PLACE_KEY, Record, decode_record
-from kvtier.tiers.lmdb.opening import OpenStore
+from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.slab import SlotIO, TruncatedSlab
 from kvtier.types import (
     DONE,
@@ -107,7 +107,8 @@ class BlockReader:
         same = []
         rows = self._store.index.fetch([reading.place_key for reading in readings])
         for reading, row in zip(readings, rows, strict=True):
-            if row is not None and decode_or_none(reading.place_key, row) == reading.record:
+            named = self._store.names.to_local(reading.record.namespace) is not None  # a drop leaves its records behind
+            if named and row is not None and decode_or_none(reading.place_key, row) == reading.record:
                 same.append(reading)
             else:
                 reading.outcome = MISSING

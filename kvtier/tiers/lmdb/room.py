@@ -1,19 +1,24 @@
 """Where a store's next bytes go: slots for blocks, extents for size classes, pages for the index.
 
-Owns: the right to grow. Always: lent extents and the index's map stay within the capacity together; an extent is
-lent only if the filesystem keeps `min_free_bytes` and has claimed its disk space; an empty extent's disk is given
-back. The writer's thread only, except `left`.
+Owns: the right to grow. Always: lent extents and the index's map stay within the capacity together; whatever grows
+claims its disk first, and only if the filesystem then still has `min_free_bytes`; an empty extent's disk is given
+back. If somebody else takes the disk, the store gives way: `excess_bytes` asks for extents to be emptied, and
+until they are nothing is stored. The writer's thread only, except `left` and `excess_bytes`.
 Units: bytes; strides and places in pages of 4096 bytes.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
 import lmdb
 
+from kvtier.config.units import format_bytes
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, MIB
-from kvtier.tiers.lmdb.opening import OpenStore
+from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.types import PAGE_BYTES, page_aligned
+
+_log = logging.getLogger(__name__)
 
 _INDEX_STEP_BYTES = MIB // 4
 
@@ -27,60 +32,85 @@ class Room:
         self.closed = False  # nothing can be committed any more
         self._store = store
         self._min_free_bytes = min_free_bytes
-        self._reserve_used = False
-        self._disk_free_bytes = store.slab.file.disk_free_bytes()
+        self.reserve_used = True  # the disk that evictions need on a full one is not claimed (yet, or any more)
+        self._disk_free_bytes = 0
+        self._spare_bytes = 0  # of the filesystem, above min_free and what we owe
+        self._excess_bytes = 0
+        self.refresh()
+
+    # ------------------------------------------------------------ from memory, on any thread
 
     def left(self, length_bytes: int) -> int:
-        """How many more blocks of this length fit without evicting. From memory, on any thread."""
+        """How many more blocks of this length fit without evicting."""
         stride_pages = page_aligned(length_bytes) // PAGE_BYTES
-        allocator = self._store.allocator
-        if self.closed or not 1 <= length_bytes <= self.length_bytes_max:
+        store = self._store
+        usable = store.settled and not self.closed and not self._excess_bytes
+        if not usable or not 1 <= length_bytes <= self.length_bytes_max:
             return 0
+        allocator = store.allocator
         by_capacity = allocator.extents_max - allocator.lent_extents
-        by_disk = (self._disk_free_bytes - self._min_free_bytes) // self._store.header.extent_bytes
+        by_disk = self._spare_bytes // store.header.extent_bytes
         unlent = max(0, min(by_capacity, by_disk))
         return allocator.free_slots(stride_pages) + unlent * allocator.slots_per_extent(stride_pages)
 
+    def excess_bytes(self) -> int:
+        """What the store should give back for `min_free`, as of the last batch: at most what its extents take.
+
+        Only emptied extents give anything back.
+        """
+        return self._excess_bytes
+
+    # ------------------------------------------------------------ slots and extents
+
     def take(self, stride_pages: int, slots: int) -> list[int]:
         """Up to `slots` free slots of a class, lending extents as needed; `refusal` says why there are fewer."""
+        if self._excess_bytes:  # nor into extents that are lent: they are to become empty
+            self.refusal = self._below_min_free()
+            return []
         allocator = self._store.allocator
         places = allocator.take(stride_pages, slots)
         while len(places) < slots and self._lend(stride_pages):
             places += allocator.take(stride_pages, slots - len(places))
         return places
 
+    def give_back(self, places: Iterable[int]) -> list[int]:
+        """Free slots, and give the disk of extents that became empty back; returns those."""
+        emptied = self._store.allocator.give_back(places)
+        if emptied:
+            self._store.return_disk(emptied)
+        return emptied
+
     def _lend(self, stride_pages: int) -> bool:
         """Lend one more extent, if capacity, min_free and the disk allow it."""
         store = self._store
-        extent_bytes = store.header.extent_bytes
-        extent = store.allocator.lend(stride_pages)
-        if extent is None:
-            self.refusal = f"capacity: all {store.allocator.extents_max} extents are lent"
-            return False
+        allocator, extent_bytes = store.allocator, store.header.extent_bytes
         self.refusal = ""
-        if store.slab.file.disk_free_bytes() - extent_bytes < self._min_free_bytes:
-            self.refusal = f"min_free: the disk must keep {self._min_free_bytes} bytes free"
-        else:
-            try:
-                store.slab.file.allocate(extent * extent_bytes, extent_bytes)
-            except OSError as error:
-                self.refusal = f"the disk refused an extent: {error}"
-                store.slab.file.punch(extent * extent_bytes, extent_bytes)
+        self._look()
+        if allocator.next_unlent() is None:
+            self.refusal = f"capacity: all {allocator.extents_max} extents are lent"
+        elif self._spare_bytes < extent_bytes:
+            self.refusal = f"{self._below_min_free()}; an extent takes {extent_bytes}"
         if self.refusal:
-            store.allocator.unlend_unused(extent)
+            return False
+        extent = allocator.lend(stride_pages)
+        assert extent is not None, "there is one to lend"
+        self.refusal = self._claim_extent(extent)
+        if self.refusal:
+            allocator.unlend_unused(extent)
+            store.return_disk([extent])
         return not self.refusal
 
-    def give_back(self, places: Iterable[int]) -> list[int]:
-        """Free slots, and give the disk of extents that became empty back; returns those."""
+    def _claim_extent(self, extent: int) -> str:
+        """Take an extent's disk; returns why not. Somebody else may take some at the same time: so look again."""
         extent_bytes = self._store.header.extent_bytes
-        emptied = self._store.allocator.give_back(places)
-        for extent in emptied:
-            self._store.slab.file.punch(extent * extent_bytes, extent_bytes)
-        return emptied
+        try:
+            self._store.slab.file.allocate(extent * extent_bytes, extent_bytes)
+        except OSError as error:
+            return f"the disk refused an extent: {error}"
+        self._look()
+        return self._below_min_free() if self._disk_free_bytes < self._min_free_bytes else ""
 
-    def refresh(self) -> None:
-        """Ask the filesystem again what it has left, for `left`."""
-        self._disk_free_bytes = self._store.slab.file.disk_free_bytes()
+    # ------------------------------------------------------------ the index
 
     def grow_index(self, evicting: bool) -> bool:
         """Give the index part of what no extent uses yet. Only evictions may use the reserve, once."""
@@ -88,20 +118,83 @@ class Room:
         store.index.release_dead_readers()
         now = store.index.map_bytes()
         step = max(now // 2 // PAGE_BYTES * PAGE_BYTES, _INDEX_STEP_BYTES)
-        limit = store.budget.index_bytes_max(store.allocator.lent_extents) // PAGE_BYTES * PAGE_BYTES
-        wanted = min(now + step, limit)
-        reserve = wanted <= now
-        if reserve:
-            if not evicting or self._reserve_used:
-                return False
-            wanted = now + EVICT_RESERVE_BYTES
+        wanted = min(now + step, self._index_bytes_max() // PAGE_BYTES * PAGE_BYTES)
+        if wanted > now and self._claim_index(wanted) and self._limit_index(wanted):
+            self._count_index()
+            return True
+        if not evicting or self.reserve_used or not self._limit_index(now + EVICT_RESERVE_BYTES):
+            return False
+        self.reserve_used = True
+        return True
+
+    def _restore_reserve(self) -> None:
+        """Once used, the reserve is part of the index for good: take another one as soon as capacity and disk allow."""
+        now = self._store.index.map_bytes()
+        if now <= self._index_bytes_max() and self._claim_index(now):
+            self._count_index()
+            self.reserve_used = False
+
+    def _index_bytes_max(self) -> int:
+        return self._store.budget.index_bytes_max(self._store.occupied_extents())
+
+    def _claim_index(self, index_bytes: int) -> bool:
+        """Claim the disk of an index of this size and of a reserve behind it, if min_free allows."""
+        index = self._store.index
+        self._look()
+        wanted = index_bytes + EVICT_RESERVE_BYTES
         try:
-            store.index.grow(wanted)
+            if max(0, wanted - index.disk_bytes()) > max(0, self._spare_bytes):
+                return False
+            index.claim(wanted)
+        except OSError:
+            return False
+        return True
+
+    def _limit_index(self, index_bytes: int) -> bool:
+        try:
+            self._store.index.grow(index_bytes)
         except lmdb.Error:
             return False
-        if reserve:
-            self._reserve_used = True
-        else:
-            store.budget = replace(store.budget, index_bytes=wanted)
-            store.allocator.extents_max = store.budget.extents_max
         return True
+
+    def _count_index(self) -> None:
+        """Take what the index may fill by now out of what extents may."""
+        store = self._store
+        store.budget = replace(store.budget, index_bytes=max(store.budget.index_bytes, store.index.map_bytes()))
+        store.allocator.extents_max = store.budget.extents_max
+
+    # ------------------------------------------------------------ the filesystem
+
+    def refresh(self) -> None:
+        """Ask the filesystem again what it has left, for `left` and `excess_bytes`. After every batch."""
+        store = self._store
+        if self.reserve_used:
+            self._restore_reserve()
+        self._look()
+        short_bytes = max(0, self._min_free_bytes - self._disk_free_bytes)
+        held_bytes = store.occupied_extents() * store.header.extent_bytes
+        excess_bytes = min(short_bytes, held_bytes)
+        if excess_bytes and not self._excess_bytes:
+            _log.warning("%s: %s; blocks leave", store.folder, self._below_min_free())
+        self._excess_bytes = excess_bytes
+
+    def _look(self) -> None:
+        """What the filesystem has, and what of it is ours to take. Where nothing can be claimed ahead, what is lent
+        and not yet written counts as taken."""
+        store = self._store
+        try:
+            self._disk_free_bytes = store.slab.file.disk_free_bytes()
+            slab_bytes = store.slab.file.disk_bytes()
+            index_bytes = store.index.disk_bytes()
+        except OSError as error:  # the last answer stands; what it costs shows at the next write
+            _log.warning("%s: the filesystem does not say what it has: %s", store.folder, error)
+            return
+        lent_bytes = store.allocator.lent_extents * store.header.extent_bytes
+        owed_bytes = max(0, lent_bytes - slab_bytes) + max(0, store.index.map_bytes() - index_bytes)
+        self._spare_bytes = self._disk_free_bytes - owed_bytes - self._min_free_bytes
+
+    def _below_min_free(self) -> str:
+        return (
+            f"the filesystem has {self._disk_free_bytes} bytes free, of which min_free keeps {self._min_free_bytes} "
+            f"({format_bytes(self._min_free_bytes)})"
+        )

@@ -9,14 +9,14 @@ Units: bytes; offsets and strides are whole pages.
 import errno
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-
-import numpy as np
 
 from kvtier.blocks.codec import checksum
 from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.slots import address_of
 from kvtier.types import PAGE_BYTES, BlockKey
 
 RUN_BYTES_MAX = 4 << 20
@@ -49,7 +49,7 @@ class SlotIO:
 
     def prepare(self, direct: bool) -> None:
         """Use a page of our own where the caller's memory does not suit the kernel."""
-        if len(self.view) < self.stride_bytes or (direct and _address(self.view) % PAGE_BYTES):
+        if len(self.view) < self.stride_bytes or (direct and address_of(self.view) % PAGE_BYTES):
             self._bounce = memoryview(mmap.mmap(-1, self.stride_bytes))
 
     def bounce_in(self) -> None:
@@ -62,8 +62,8 @@ class SlotIO:
 
     def clear_tail(self) -> None:
         """Behind a block's payload its slot in memory holds zeroes; the slab's padding is under no checksum."""
-        tail = self.view[self.length_bytes :]
-        tail[:] = bytes(len(tail))
+        if tail_bytes := len(self.view) - self.length_bytes:
+            self.view[self.length_bytes :] = bytes(tail_bytes)
 
     def take_checksum(self) -> None:
         self.checksum = checksum(self.key, self.buffer[: self.length_bytes])
@@ -98,12 +98,24 @@ class Slab:
     # ------------------------------------------------------------ inside
 
     def _spread(self, work: Callable[[list[SlotIO]], None], ios: Sequence[SlotIO]) -> None:
-        runs = runs_of(ios, self._threads)
-        if len(runs) <= 1:
-            for run in runs:
+        """Share the runs out. The caller's thread takes its part: it would only wait, and waking others costs."""
+        runs = deque(runs_of(ios, self._threads))
+
+        def take_runs() -> None:
+            while runs:
+                try:
+                    run = runs.popleft()
+                except IndexError:  # another thread was faster
+                    return
                 work(run)
-        else:
-            list(self._pool.map(work, runs))
+
+        helpers = [self._pool.submit(take_runs) for _ in range(min(self._threads, len(runs)) - 1)]
+        try:
+            take_runs()
+        finally:
+            wait(helpers)  # whatever happens, nobody moves bytes after we return
+        for helper in helpers:
+            helper.result()
 
     def _write_run(self, run: list[SlotIO]) -> None:
         ready = self._prepared(run)
@@ -184,7 +196,3 @@ def _without(buffers: list[memoryview], moved: int) -> list[memoryview]:
             return [buffer[moved:], *buffers[index + 1 :]]
         moved -= len(buffer)
     return []
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).ctypes.data)

@@ -21,9 +21,11 @@ from kvtier.errors import ClosedError
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.loading import list_blocks
-from kvtier.tiers.lmdb.opening import OpenStore, Settings, open_store
+from kvtier.tiers.lmdb.opened import OpenStore
+from kvtier.tiers.lmdb.opening import open_store
 from kvtier.tiers.lmdb.reader import BlockReader
 from kvtier.tiers.lmdb.room import Room
+from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.writer import BatchWriter
 from kvtier.types import PAGE_BYTES, Outcome, ReadItem, StoredBlock, WriteBatch
 
@@ -64,7 +66,7 @@ class LmdbTier:
         capacity_bytes: what the folder may take of the disk, index included. length_bytes_max: the largest block
         that will be written. min_free_bytes: what the filesystem must keep free. durability: none, batch or strict.
         An existing store keeps its extent size; if it holds more than the capacity, whole extents leave, those
-        first whose newest block is oldest.
+        first whose newest block is oldest. On a full disk it opens for reading, and stores again when it can.
         Raises ConfigError, StoreLocked, StoreFormatError or StoreError.
         """
         where = f"tier {name}"
@@ -87,6 +89,11 @@ class LmdbTier:
     def findings(self) -> list[str]:
         """What was found damaged: records skipped when the store was opened, slots lost since."""
         return self._store.stock.findings
+
+    @property
+    def notes(self) -> list[str]:
+        """What was had only in part, in sentences."""
+        return self._store.notes
 
     @property
     def direct(self) -> bool:
@@ -128,6 +135,14 @@ class LmdbTier:
         """How many more blocks of this length a write would take now. Any thread, no I/O."""
         self._check_usable()
         return self._room.left(length_bytes)
+
+    def excess_bytes(self) -> int:
+        """How many bytes the filesystem lacks for `min_free` that this tier could give: evict whole extents.
+
+        As of the last batch; an empty one asks the filesystem anew. Any thread, no I/O.
+        """
+        self._check_usable()
+        return self._room.excess_bytes()
 
     def neighbours(self, place: int) -> int:
         """The extent of a place. Pure."""

@@ -11,10 +11,10 @@ eviction is applied, and the batch's slots are free again. A slot freed by a bat
     evictions         go on                   FAILED, not applied    NO_ROOM / FAILED, not applied
     the sidecar       goes on                 FAILED, not applied    NO_ROOM / FAILED, not applied
 
-A full index first gives up the batch's sidecar, for blocks are worth more than their order.
+A full index first gives up the batch's sidecar, for blocks are worth more than their order; and while the disk that
+evictions will need is not claimed, no sidecar is kept: records are bounded by their slots, rows are not.
 """
 
-import errno
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import lmdb
 
+from kvtier.tiers.lmdb.blockfile import NO_SPACE
 from kvtier.tiers.lmdb.index import Change, IndexFull
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
@@ -34,7 +35,7 @@ from kvtier.tiers.lmdb.layout import (
     encode_namespace,
     encode_record,
 )
-from kvtier.tiers.lmdb.opening import GENERATION_STEP, OpenStore
+from kvtier.tiers.lmdb.opened import GENERATION_STEP, OpenStore
 from kvtier.tiers.lmdb.reader import lookup
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.slab import SlotIO
@@ -55,8 +56,6 @@ from kvtier.types import (
 )
 
 _log = logging.getLogger(__name__)
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True)
@@ -85,9 +84,9 @@ class BatchWriter:
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
         """One outcome per item, one per eviction, one for a sidecar with rows."""
-        if self._broken:
-            count = len(batch.items) + len(batch.evict) + bool(batch.sidecar)
-            return [Outcome(Status.FAILED, detail=self._broken)] * count
+        if (refusal := self._refusal()) is not None:
+            self._room.refresh()
+            return [refusal] * (len(batch.items) + len(batch.evict) + bool(batch.sidecar))
         leaving, evictions = self._due(batch.evict)
         writings = [self._accepted(item) for item in batch.items]
         self._place([writing for writing in writings if writing.outcome is None])
@@ -113,8 +112,8 @@ class BatchWriter:
 
     def drop(self, local: int) -> Outcome:
         """Forget a namespace: its row goes, and with it the meaning of every record that names it."""
-        if self._broken:
-            return Outcome(Status.FAILED, detail=self._broken)
+        if (refusal := self._refusal()) is not None:
+            return refusal
         tier_id = self._store.names.to_tier(local)
         if tier_id is None:
             return DONE
@@ -125,9 +124,22 @@ class BatchWriter:
         if failure is None:
             self._store.names.remove(tier_id)
             self._give_back(places)
+        self._room.refresh()
         return failure or DONE
 
     # ------------------------------------------------------------ before the payload
+
+    def _refusal(self) -> Outcome | None:
+        """Why nothing can be written at all. A store that opened on a full disk is settled as soon as that can be."""
+        if self._broken:
+            return Outcome(Status.FAILED, detail=self._broken)
+        if self._store.settled:
+            return None
+        try:
+            waits = self._store.settle()
+        except (OSError, lmdb.Error) as error:
+            return Outcome(Status.FAILED, detail=f"the store cannot be settled: {error}")
+        return Outcome(Status.NO_ROOM, detail=waits) if waits else None
 
     def _due(self, evict: Sequence[EvictItem]) -> tuple[list[int], list[Outcome]]:
         """The places whose block is still there, and one outcome per eviction (DONE if the commit succeeds)."""
@@ -186,7 +198,7 @@ class BatchWriter:
         self._store.slab.write(ios)
         for writing, io in zip(writings, ios, strict=True):
             if io.error is not None:
-                status = Status.NO_ROOM if io.error.errno in _NO_SPACE else Status.FAILED
+                status = Status.NO_ROOM if io.error.errno in NO_SPACE else Status.FAILED
                 writing.outcome = Outcome(status, detail=str(io.error))
         self._give_back(writing.place for writing in writings if writing.outcome is not None)
         if not self._synced or all(writing.outcome is not None for writing in writings):
@@ -203,7 +215,8 @@ class BatchWriter:
 
     def _commit(self, moving: Sequence[_Writing], leaving: Sequence[int], batch: WriteBatch) -> Outcome | None:
         """The batch's one transaction, and what follows from it in memory. Returns why it did not happen."""
-        change = Change(sidecar=batch.sidecar)
+        self._sidecar_dropped = self._room.reserve_used and any(row is not None for row in batch.sidecar.values())
+        change = Change(sidecar={} if self._sidecar_dropped else batch.sidecar)
         change.blocks.update((self._place_key(place), None) for place in leaving)
         new_names = self._name(change, moving)
         owners = self._record(change, moving, new_names)
@@ -289,6 +302,8 @@ class BatchWriter:
                     self._broken = f"the index stopped after an error: {error}"
                     self._room.closed = True
                     _log.error("%s: %s", self._store.folder, self._broken)
+                elif self._store.is_full(error):
+                    return Outcome(Status.NO_ROOM, detail=f"index: {error}")
                 return Outcome(Status.FAILED, detail=f"index: {error}")
             else:
                 return None

@@ -1,0 +1,72 @@
+"""A store's folder before and around its files: made, emptied, made durable; and why that may fail.
+
+Owns nothing. Units: bytes.
+"""
+
+import errno
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from kvtier.errors import StoreError, StoreFormatError
+from kvtier.tiers.lmdb.blockfile import NO_SPACE, free_bytes
+from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, SLAB_NAME
+
+_log = logging.getLogger(__name__)
+
+NEW_STORE_BYTES = 256 << 10  # what a store without blocks takes: lock, reader table, folders, first pages of the index
+_HARMLESS = {LOCK_NAME, "lost+found"}  # of someone who opens it just now; in the root of a fresh filesystem
+_PERMISSION = "Give this user the folder (chown), or name another one"
+_REMEDIES = {
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: "Mount it for writing, or name a folder elsewhere: the cache must be able to write there",
+    errno.ENOTDIR: "Part of the path is a file: name a folder",
+    errno.EEXIST: "A link there leads nowhere: make its target, or name another folder",
+    errno.ELOOP: "Its links lead back to themselves: name a real folder",
+    errno.ENAMETOOLONG: "Use a shorter path",
+    errno.ENOLCK: "The filesystem cannot lock files, and two writers would ruin a store: use a local disk",
+    errno.EOPNOTSUPP: "The filesystem lacks what a store needs: use a local disk",
+    errno.EIO: "The disk fails: see the kernel's log",
+}
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder, for the owner only, or accept an empty one."""
+    foreign = folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - _HARMLESS)
+    if foreign:
+        raise StoreFormatError(
+            str(folder), "it exists and is not a store", "Name a new or empty folder; nothing was changed"
+        )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def wipe(folder: Path) -> None:
+    """Start anew, because nothing in the store can be believed."""
+    _log.warning("%s: the machine went down under durability none; starting with an empty store", folder)
+    (folder / SLAB_NAME).unlink(missing_ok=True)  # first: an index without a slab opens as an empty store
+    shutil.rmtree(folder / INDEX_NAME, ignore_errors=True)
+
+
+def sync_names(folder: Path) -> None:
+    """Make new names durable: syncing a file does not sync its entry in the folder. Raises OSError."""
+    for changed in (folder / INDEX_NAME, folder, folder.parent):
+        fd = os.open(changed, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def refusal(folder: Path, error: OSError) -> StoreError:
+    """What an error of the filesystem at opening means to the user."""
+    problem = f"cannot be opened: {error}"
+    if error.errno in NO_SPACE:
+        problem += (
+            f"; the filesystem has {free_bytes(folder)} bytes free, a store without blocks takes {NEW_STORE_BYTES}"
+        )
+        return StoreError(str(folder), problem, "Make room on the disk, or name a folder on another one")
+    remedy = _REMEDIES.get(error.errno or 0, "Check its permissions and its disk")
+    return StoreError(str(folder), problem, remedy)

@@ -1,0 +1,77 @@
+"""What the configuration asks of a store, and whether its filesystem can give it.
+
+Owns nothing. Always: what can never work is refused before anything is created, with path, numbers and a remedy; what
+works less well than it reads is a note. Units: bytes.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtier.config.units import format_bytes
+from kvtier.errors import ConfigError
+from kvtier.registry import suggestion
+from kvtier.tiers.lmdb.index import SYNC_MODES
+from kvtier.tiers.lmdb.layout import LENGTH_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the configuration says. `where` is the place in it, for messages."""
+
+    where: str
+    capacity_bytes: int
+    length_bytes_max: int
+    min_free_bytes: int
+    durability: str
+    io_threads: int
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if self.durability not in SYNC_MODES:
+            raise ConfigError(
+                f"{self.where}.durability",
+                f"durability {self.durability!r} is unknown",
+                suggestion(self.durability, SYNC_MODES),
+            )
+        if not 1 <= self.length_bytes_max <= LENGTH_BYTES_MAX:
+            raise ConfigError(
+                self.where, f"blocks of {self.length_bytes_max} bytes", f"Use 1 to {LENGTH_BYTES_MAX} bytes"
+            )
+        if self.io_threads < 1:
+            raise ConfigError(self.where, f"{self.io_threads} I/O threads", "Use at least 1")
+        if self.min_free_bytes < 0:
+            raise ConfigError(f"{self.where}.min_free", f"min_free of {self.min_free_bytes} bytes", "Use 0 or more")
+
+    def check_filesystem(self, folder: Path) -> list[str]:
+        """Compare with the size of the filesystem that the folder is or will be on; returns notes.
+
+        Raises ConfigError if min_free forbids every block, OSError if the filesystem does not answer.
+        """
+        total_bytes = filesystem_bytes(folder)
+        if total_bytes == 0:  # some network filesystems do not tell
+            return []
+        has, keep = format_bytes(total_bytes), format_bytes(self.min_free_bytes)
+        if self.min_free_bytes >= total_bytes:
+            raise ConfigError(
+                f"{self.where}.min_free",
+                f"the filesystem of {folder} has {has} in all, and {keep} of them are to stay free: no block could "
+                "ever be stored",
+                f"Use less than {has}, or a larger filesystem",
+            )
+        reachable_bytes = total_bytes - self.min_free_bytes
+        if self.capacity_bytes <= reachable_bytes:
+            return []
+        return [
+            f"capacity: {format_bytes(self.capacity_bytes)} will never be reached, for the filesystem has {has} in all "
+            f"and min_free keeps {keep}: {format_bytes(reachable_bytes)} at most"
+        ]
+
+
+def filesystem_bytes(folder: Path) -> int:
+    """The size of the filesystem that a folder is on, or will be when it exists."""
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    filesystem = os.statvfs(folder)
+    return filesystem.f_blocks * filesystem.f_frsize

@@ -1,0 +1,295 @@
+"""Room: what a store takes of a disk that others use too, and when it gives way to them."""
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtier.testing.stores import StoreDriver
+from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES
+from kvtier.tiers.lmdb.index import Change, Index
+from kvtier.types import Status
+
+MIN_FREE = 1 << 20
+EXTENT = 4 << 17  # of a store of 4 MiB
+LENGTH = 16_384
+PER_EXTENT = EXTENT // LENGTH
+
+
+class SharedDisk(BlockFile):
+    """A filesystem of `total` bytes on which others hold `others`; what it shows as free follows from both."""
+
+    total = 64 << 20
+    others = 0
+    between: Callable[[], None] = staticmethod(lambda: None)  # what others do right after we claimed an extent
+    claims = True
+    punching = True
+
+    def disk_free_bytes(self) -> int:
+        return self.total - self.others - self.disk_bytes()
+
+    def allocate(self, offset: int, length: int) -> None:
+        if self.claims:
+            super().allocate(offset, length)
+        else:
+            os.truncate(self._fd, max(self.length_bytes(), offset + length))
+        type(self).between()
+
+    def punch(self, offset: int, length: int) -> bool:
+        return self.punching and super().punch(offset, length)
+
+
+@pytest.fixture
+def disk() -> type[SharedDisk]:
+    class Fresh(SharedDisk):
+        pass
+
+    return Fresh
+
+
+def opened(tmp_path: Path, disk: type[SharedDisk], **options: object) -> StoreDriver:
+    return StoreDriver(tmp_path / "s", **({"min_free_bytes": MIN_FREE, "open_file": disk.open} | options))
+
+
+def free(store: StoreDriver) -> int:
+    return store.tier._store.slab.file.disk_free_bytes()
+
+
+def leave_free(store: StoreDriver, disk: type[SharedDisk], free_bytes: int) -> None:
+    """Others take what is needed for this much to be left."""
+    disk.others = disk.total - free_bytes - store.tier._store.slab.file.disk_bytes()
+
+
+def extents_of(store: StoreDriver) -> list[list[int]]:
+    """The numbers of kept blocks by extent, those first whose extent has the oldest block."""
+    found: dict[int, list[int]] = {}
+    for number, (_, stored) in sorted(store.kept.items()):
+        found.setdefault(store.tier.neighbours(stored.place), []).append(number)
+    return list(found.values())
+
+
+def test_an_extent_is_lent_only_above_min_free(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """The store would take the filesystem's last bytes (LMCache#4664)."""
+    store = opened(tmp_path, disk)
+    leave_free(store, disk, MIN_FREE + 2 * EXTENT - 1)
+    store.write([])
+    assert store.tier.room(LENGTH) == PER_EXTENT
+    statuses = store.write(range(2 * PER_EXTENT), LENGTH)
+    assert statuses == [Status.DONE] * PER_EXTENT + [Status.NO_ROOM] * PER_EXTENT
+    assert free(store) >= MIN_FREE
+    assert f"min_free keeps {MIN_FREE} (1MiB); an extent takes {EXTENT}" in store.tier._room.refusal
+    assert store.tier.excess_bytes() == 0
+    disk.others -= 1
+    assert store.write([99], LENGTH) == [Status.DONE]
+    store.close()
+
+
+def test_an_extent_is_given_back_if_others_were_faster(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """Between looking at the disk and claiming an extent another process takes the same bytes."""
+    store = opened(tmp_path, disk)
+    leave_free(store, disk, MIN_FREE + EXTENT)
+
+    def grab() -> None:
+        disk.others += 4096
+
+    disk.between = staticmethod(grab)
+    assert store.write([1], LENGTH) == [Status.NO_ROOM]
+    assert free(store) == MIN_FREE + EXTENT - 4096
+    assert store.tier._store.slab.file.disk_bytes() == 0
+    assert store.tier.check() == []
+    store.close()
+
+
+def test_the_store_gives_way(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """Others fill the disk beyond min_free, and the cache keeps what they need more."""
+    store = opened(tmp_path, disk)
+    store.write(range(4 * PER_EXTENT), LENGTH)
+    assert store.tier.excess_bytes() == 0
+    leave_free(store, disk, MIN_FREE - EXTENT - 1)
+    assert store.tier.excess_bytes() == 0, "from memory"
+    store.write([])
+    assert store.tier.excess_bytes() == EXTENT + 1
+    assert store.tier.room(LENGTH) == 0
+    evicted = extents_of(store)[0]
+    assert store.write([500], LENGTH, evict=evicted) == [Status.NO_ROOM] + [Status.DONE] * PER_EXTENT
+    assert store.tier.excess_bytes() == 1, "the disk of the emptied extent is back when the write returns"
+    assert set(store.write([], evict=extents_of(store)[0])) == {Status.DONE}
+    assert store.tier.excess_bytes() == 0
+    assert free(store) >= MIN_FREE
+    assert set(store.read(sorted(store.kept))) == {Status.DONE}
+    disk.others = 0
+    store.write([])
+    assert store.tier.room(LENGTH) > PER_EXTENT
+    assert store.write([501], LENGTH) == [Status.DONE]
+    assert store.tier.check() == []
+    store.close()
+
+
+def test_scattered_evictions_give_nothing_back(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """New blocks would be written into an extent that is being emptied, and it would never be empty."""
+    store = opened(tmp_path, disk)
+    store.write(range(2 * PER_EXTENT), LENGTH)
+    leave_free(store, disk, 0)
+    store.write([], evict=[0, PER_EXTENT])
+    assert store.tier.excess_bytes() == MIN_FREE
+    assert store.write([500], LENGTH) == [Status.NO_ROOM]
+    store.close()
+
+
+def test_no_more_is_asked_than_there_is(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """An engine would look for victims for ever in a store that has given all it had."""
+    store = opened(tmp_path, disk)
+    store.write(range(3), LENGTH)
+    leave_free(store, disk, 0)
+    store.write([])
+    assert store.tier.excess_bytes() == EXTENT
+    assert store.tier.drop(store.namespace).done
+    assert store.tier.excess_bytes() == 0
+    assert store.tier.room(LENGTH) == 0
+    store.close()
+
+
+def test_giving_way_is_told_once(tmp_path: Path, disk: type[SharedDisk], caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would know why the cache shrinks; or the log would fill the disk's last bytes."""
+    store = opened(tmp_path, disk)
+    store.write(range(3), LENGTH)
+    leave_free(store, disk, 0)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            store.write([])
+    [record] = caplog.records
+    assert "has 0 bytes free, of which min_free keeps 1048576 (1MiB); blocks leave" in record.getMessage()
+    store.close()
+
+
+def test_an_opened_store_gives_way(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """A store that grew on an emptier disk would keep what it has after a restart."""
+    store = opened(tmp_path, disk, min_free_bytes=0)
+    store.write(range(2 * PER_EXTENT), LENGTH)
+    leave_free(store, disk, MIN_FREE // 2)
+    store.reopen(min_free_bytes=MIN_FREE)
+    assert store.tier.excess_bytes() == MIN_FREE // 2
+    assert set(store.read(sorted(store.kept))) == {Status.DONE}
+    store.close()
+
+
+def test_index_pages_count(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """The index would grow into the bytes that are to stay free, or not even evictions could be written down."""
+    store = opened(tmp_path, disk)
+    assert set(store.write(range(30), LENGTH)) == {Status.DONE}
+    leave_free(store, disk, MIN_FREE)
+    index = store.tier._store.index
+    before = index.map_bytes()
+    assert store.write([], row=os.urandom(200_000)) == [Status.NO_ROOM]
+    assert index.map_bytes() == before
+    leave_free(store, disk, MIN_FREE + 512 * 1024)
+    assert store.write([], row=os.urandom(200_000)) == [Status.DONE]
+    assert before < index.map_bytes() <= index.disk_bytes()
+    leave_free(store, disk, 0)
+    assert set(store.write([], evict=sorted(store.kept))) == {Status.DONE}
+    store.close()
+
+
+def test_what_is_lent_and_not_yet_claimed_counts(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """Where the filesystem claims nothing ahead, the same free bytes would be lent twice."""
+    disk.claims = False
+    store = opened(tmp_path, disk)
+    leave_free(store, disk, MIN_FREE + EXTENT + EXTENT // 2)
+    assert store.write([1], LENGTH) == [Status.DONE]
+    assert store.write([2], 4096) == [Status.NO_ROOM], "another size would need another extent"
+    assert set(store.write(range(10, 10 + PER_EXTENT - 1), LENGTH)) == {Status.DONE}
+    assert free(store) >= MIN_FREE
+    store.close()
+
+
+def test_a_filesystem_that_does_not_answer(
+    tmp_path: Path, disk: type[SharedDisk], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error after the commit would hide that the batch was written."""
+    store = opened(tmp_path, disk)
+    store.write([1], LENGTH)
+
+    def refuse(self: BlockFile) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    disk.disk_free_bytes = refuse
+    with caplog.at_level(logging.WARNING):
+        assert store.write([2], LENGTH, evict=[1]) == [Status.DONE] * 2
+    assert "does not say what it has" in caplog.text
+    assert store.read([2]) == [Status.DONE]
+    store.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_can_only_be_cut(tmp_path: Path, disk: type[SharedDisk]) -> None:
+    """Without hole punching a store opened with less capacity would keep its old size, or never give way."""
+    disk.punching = False
+    store = opened(tmp_path, disk, capacity_bytes=8 << 20, min_free_bytes=0)
+    slab = tmp_path / "s" / "slab"
+    store.write(range(7 * 64), LENGTH)
+    assert [note for note in store.tier.notes if "no part of a file back" in note]
+    extents = extents_of(store)
+    store.write([], evict=extents[2])
+    full = slab.stat().st_size
+    store.write([], evict=extents[-1])
+    assert slab.stat().st_size == full - (1 << 20)
+    store.reopen(capacity_bytes=4 << 20)
+    assert slab.stat().st_blocks * 512 < 4 << 20
+    assert set(store.read(sorted(store.kept))) == {Status.DONE}
+    assert sorted(store.kept) == [n for extent in extents[:2] for n in extent]
+    assert store.tier.check() == []
+    store.close()
+
+
+def test_the_reserve_comes_back(tmp_path: Path) -> None:
+    """The second full index of a store's life could not be emptied any more."""
+    store = StoreDriver(tmp_path / "s", capacity_bytes=2 << 20)
+    for episode in range(2):
+        store.write(range(2000), 4096)
+        row = 0
+        while store.write([], **{f"{episode}-{row}": os.urandom(40_000)}) == [Status.DONE]:
+            row += 1
+        assert set(store.write([], evict=sorted(store.kept))) == {Status.DONE}
+        assert not store.tier._room.reserve_used
+    disk_bytes = sum(path.stat().st_blocks * 512 for path in (tmp_path / "s").rglob("*"))
+    assert disk_bytes <= 2 << 20
+    store.close()
+
+
+def test_a_smaller_capacity_takes_back_the_indexs_claims(tmp_path: Path) -> None:
+    """Disk that the index claimed and never used would count against the blocks of a smaller store."""
+    store = StoreDriver(tmp_path / "s", capacity_bytes=16 << 20)
+    for row in range(40):
+        store.write([row], **{f"row{row}": os.urandom(60_000)})
+    index = store.tier._store.index
+    assert index.disk_bytes() > index.file_bytes() + EVICT_RESERVE_BYTES + (64 << 10)
+    store.reopen(capacity_bytes=15 << 20)
+    index = store.tier._store.index
+    assert index.disk_bytes() <= index.file_bytes() + EVICT_RESERVE_BYTES + (16 << 10)
+    assert set(store.read(sorted(store.kept))) == {Status.DONE}
+    store.close()
+
+
+def test_what_a_crash_left_goes_before_anything_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extent that was claimed and never named would stand beside the index's next pages: too much for a moment."""
+    store = StoreDriver(tmp_path / "s")
+    store.write(range(3), LENGTH)
+    store.close()
+    with (tmp_path / "s" / "slab").open("r+b") as slab:
+        os.posix_fallocate(slab.fileno(), 2 * EXTENT, EXTENT)
+    seen = []
+    commit = Index.commit
+
+    def noting(self: Index, change: Change) -> None:
+        seen.append((tmp_path / "s" / "slab").stat().st_blocks * 512)
+        commit(self, change)
+
+    monkeypatch.setattr(Index, "commit", noting)
+    store.tier = store._open()
+    assert seen[0] == EXTENT
+    assert store.read(range(3)) == [Status.DONE] * 3
+    store.close()
