@@ -30,6 +30,10 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show or check a configuration file.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+bench_app = typer.Typer(
+    help="Measure this machine with and without kvtier.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="The kvtier YAML file.")]
@@ -90,16 +94,24 @@ def config_check(file: ConfigFile, assignments: Assignments = None, json_output:
 
 @app.command("inspect")
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a store, in use or not.")],
-    sample: Annotated[int, typer.Option("--sample", min=0, metavar="N", help="Read and verify N blocks as well.")] = 64,
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="The folder of a store, in use or not, or a kvtier YAML file.")
+    ],
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=0, metavar="N", help="Read and check N blocks.  [default: 64]")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and check every block.")] = False,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="RATE", help="Read no faster than this, such as 200MiB/s.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Say what a store on disk holds."""
+    """Say what a store on disk holds, and whether it is sound."""
 
     def verb() -> int:
         from kvtier.cli import cmd_inspect
 
-        return cmd_inspect.inspect(path, json_output, sample)
+        return cmd_inspect.inspect(path, json_output, sample, verify, rate)
 
     _finish(verb, json_output)
 
@@ -110,23 +122,94 @@ def demo(
         Path | None, typer.Option("--config", metavar="FILE", help="A kvtier YAML file instead of the demo's own.")
     ] = None,
     prefix_tokens: Annotated[
-        int, typer.Option("--prefix-tokens", min=1, metavar="N", help="Length of the shared prefix.")
+        int, typer.Option("--prefix-tokens", min=1, metavar="N", help="Length of the longest shared prefix.")
     ] = 1024,
     threads: Annotated[int, typer.Option("--threads", min=1, metavar="N", help="Threads of the model.")] = 1,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="A new or empty folder for store and results; it stays.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="A new or empty folder for store, results and plot; it stays."),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Without --out: keep the temporary folder, and name it.")
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Measure a real model's time to first token, with and without a restored prefix."""
+    """Measure a real model's time to first token: cold, and from what survived kill -9."""
 
     def verb() -> int:
         from kvtier.cli import cmd_demo
 
         return cmd_demo.demo(config, prefix_tokens, threads, out, keep, json_output)
+
+    _finish(verb, json_output)
+
+
+Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often each contestant runs.")]
+BenchPath = Annotated[
+    Path | None, typer.Option("--path", metavar="DIR", help="A folder on the disk to measure.  [default: this one]")
+]
+
+
+@bench_app.command("host")
+def bench_host(
+    block_bytes: Annotated[int, typer.Option("--block-bytes", min=1, metavar="N", help="Bytes of a block.")] = 737_280,
+    blocks: Annotated[int, typer.Option("--blocks", min=1, metavar="N", help="Blocks moved at once.")] = 16,
+    rounds: Rounds = 41,
+    json_output: Json = False,
+) -> None:
+    """Copies between the gpu tier (on host memory) and the host tier, against plain copies."""
+
+    def verb() -> int:
+        from kvtier.cli import cmd_bench
+
+        return cmd_bench.host(block_bytes, blocks, rounds, json_output)
+
+    _finish(verb, json_output)
+
+
+@bench_app.command("nvme")
+def bench_nvme(
+    path: BenchPath = None,
+    block_bytes: Annotated[
+        int | None, typer.Option("--block-bytes", min=1, metavar="N", help="One shape only.  [default: 737280, 65536]")
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option("--blocks", min=1, metavar="N", help="Blocks of a batch.  [default: 16, 128]")
+    ] = None,
+    rounds: Rounds = 31,
+    durability: Annotated[str, typer.Option("--durability", metavar="MODE", help="none, batch or strict.")] = "batch",
+    json_output: Json = False,
+) -> None:
+    """Batches of blocks to disk and back, against the raw limits of the disk (O_DIRECT)."""
+
+    def verb() -> int:
+        from kvtier.cli import cmd_bench
+
+        return cmd_bench.nvme(path, block_bytes, blocks, rounds, durability, json_output)
+
+    _finish(verb, json_output)
+
+
+@bench_app.command("engine")
+def bench_engine(
+    path: BenchPath = None,
+    blocks: Annotated[int, typer.Option("--blocks", min=1, metavar="N", help="Blocks of a prompt looked up.")] = 1000,
+    store_blocks: Annotated[
+        int, typer.Option("--store-blocks", min=1, metavar="N", help="Blocks of the store that is opened.")
+    ] = 10_000,
+    keys: Annotated[int, typer.Option("--keys", min=1, metavar="N", help="Names whose RAM is measured.")] = 1_000_000,
+    move_blocks: Annotated[
+        int, typer.Option("--move-blocks", min=1, metavar="N", help="Blocks flushed and promoted at once.")
+    ] = 64,
+    rounds: Rounds = 21,
+    json_output: Json = False,
+) -> None:
+    """A whole cache beside the bytes it moves: verbs, opening, flush and promotion, RAM."""
+
+    def verb() -> int:
+        from kvtier.cli import cmd_bench
+
+        return cmd_bench.engine(path, blocks, store_blocks, keys, move_blocks, rounds, json_output)
 
     _finish(verb, json_output)
 

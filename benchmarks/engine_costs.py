@@ -1,0 +1,11 @@
+"""`kvtier bench engine` from a checkout: verbs, opening a store, flush and promotion, RAM, each beside its target.
+
+python benchmarks/engine_costs.py [--path DIR] [--store-blocks 10000] [--keys 1000000] [--rounds 21] [--json]
+"""
+
+import sys
+
+from kvtier.cli.main import app
+
+if __name__ == "__main__":
+    app(["bench", "engine", *sys.argv[1:]], prog_name="kvtier")

@@ -1,0 +1,1 @@
+"""The measuring code of `kvtier bench`; scripts under benchmarks/ use the same."""

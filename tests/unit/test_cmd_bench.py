@@ -1,0 +1,213 @@
+"""`kvtier bench` at tiny sizes: it measures what it says, refuses what it cannot, and leaves nothing behind."""
+
+import errno
+import json
+import os
+import runpy
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvtier.cli import cmd_bench
+from kvtier.cli.bench import folder, nvme
+from kvtier.cli.bench import host as host_bench
+from kvtier.cli.main import app
+from kvtier.errors import KvtierError, UsageError
+
+MACHINE = {"cpu", "cores", "kernel", "python", "numpy", "lmdb", "torch"}
+RACE = {"what", "blocks", "block_bytes", "gbs", "cpu_s_per_gb", "ratios", "best_rival", "ratio", "target"}
+COST = {"what", "unit", "median", "q1", "q3", "target"}
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk, which must be as empty afterwards as before."""
+    try:
+        with folder.scratch(tmp_path, 0):
+            pass
+    except UsageError as error:
+        pytest.skip(str(error))
+    yield tmp_path
+    assert not list(tmp_path.iterdir())
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def check_shape(report: dict[str, Any]) -> None:
+    """The keys that the documentation promises, and figures that are some."""
+    assert report.keys() == {"bench", "command", "machine", "settings", "races", "costs", "notes"}
+    assert report["machine"].keys() >= MACHINE
+    for race in report["races"]:
+        assert race.keys() == RACE
+        assert race["ratios"].keys() == race["gbs"].keys() - {"kvtier"}
+        assert race["ratio"] == min(race["ratios"].values()) > 0
+        for speed in race["gbs"].values():
+            assert 0 < speed["q1"] <= speed["median"] <= speed["q3"]
+    for cost in report["costs"]:
+        assert cost.keys() == COST
+        assert cost["q1"] <= cost["median"] <= cost["q3"]
+
+
+def test_host_races_both_directions(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch, which is an extra, there would be nothing to compare with, or a false name for it."""
+    monkeypatch.setattr(host_bench, "find_spec", lambda name: None)
+    assert cmd_bench.host(5000, 2, 2, json_output=True) == 0
+    report = printed(capsys)
+    check_shape(report)
+    whats = [f"{direction}, {kind}" for kind in ("scattered", "runs") for direction in ("gpu -> host", "host -> gpu")]
+    assert [race["what"] for race in report["races"]] == whats
+    assert {race["best_rival"] for race in report["races"]} == {"memmove"}
+    assert "torch is not installed" in report["notes"][0]
+
+
+@pytest.mark.torch
+def test_host_compares_with_torch_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The target is about torch's copy_: memmove in its place would be another target."""
+    pytest.importorskip("torch")
+    cmd_bench.host(4096, 2, 1, json_output=True)
+    report = printed(capsys)
+    assert {race["best_rival"] for race in report["races"]} == {"torch copy_"}
+    assert report["notes"] == []
+
+
+def test_nvme_races_every_way_at_every_shape(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A race would be missing, the store would be full after a few rounds, or the folder would stay."""
+    assert cmd_bench.nvme(disk, 8192, 3, 3, "batch", json_output=True) == 0
+    report = printed(capsys)
+    check_shape(report)
+    assert [race["what"] for race in report["races"]] == ["put, fresh", "put, full", "get, one batch", "get, scattered"]
+    assert all(race["ratios"].keys() == {"raw, 1 thread", "raw, 4 threads"} for race in report["races"])
+    assert "filesystem" in report["machine"]
+
+
+def test_nvme_prints_a_table(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """People would be shown nothing, or figures without machine and command."""
+    assert cmd_bench.nvme(disk, 5000, 2, 1, "none", json_output=False) == 0
+    said = capsys.readouterr().out
+    for wanted in ("put, full", "raw, 4 threads", ">= 0.8", "Linux", "Python", "$ "):
+        assert wanted in said
+
+
+def test_engine_measures_every_part(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One part of the cache would be left out, or a cost would lose its target."""
+    assert cmd_bench.engine(disk, 8, 20, 500, 2, 1, json_output=True) == 0
+    report = printed(capsys)
+    check_shape(report)
+    assert [race["what"] for race in report["races"]] == ["flush", "promote"]
+    targets = {cost["what"].partition(",")[0]: cost["target"] for cost in report["costs"]}
+    assert targets == {
+        "match": 1.0,
+        "peek": None,
+        "reserve + release": None,
+        "commit": None,
+        "hash_blocks": None,
+        "core: match": 1.0,
+        "open a store of 20 blocks": 200.0,
+        "  of it: the tier": None,
+        "  of it: the directory": None,
+        "close a store of 20 blocks": None,
+        "RAM per known key": 220.0,
+        "RAM of an idle cache": 100.0,
+    }
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, KvtierError])
+def test_nothing_stays_after_an_interruption(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Ctrl-C would leave gigabytes behind, or a store that is still open."""
+
+    def interrupted(contestants: object, rounds: int) -> None:
+        raise error("in the middle")
+
+    monkeypatch.setattr(nvme, "interleave", interrupted)
+    with pytest.raises(error):
+        cmd_bench.nvme(disk, 8192, 2, 1, "batch", json_output=True)
+
+
+def test_a_failed_write_is_no_fast_one(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that refuses everything would look like a very fast store."""
+    monkeypatch.setattr(nvme, "_capacity_bytes", lambda ring_bytes: 4 << 20)
+    with pytest.raises(OSError, match="the store did not move a block: no_room"):
+        cmd_bench.nvme(disk, 65_536, 16, 4, "batch", json_output=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nvme", "--path", "/nowhere/at/all"], "there is no such folder"),
+        (["nvme", "--rounds", "99999", "--path", "."], "bytes are needed and"),
+        (["nvme", "--rounds", "100001"], "--rounds 100001: use 1 to 100000"),
+        (["nvme", "--durability", "sure"], "--durability sure: use one of none, batch, strict"),
+        (["nvme", "--block-bytes", "9999999999"], "--block-bytes 9999999999: use 1 to"),
+        (["host", "--blocks", "999999"], "two tiers of 12 such batches take"),
+        (["engine", "--store-blocks", "1000001"], "--store-blocks 1000001: use 1 to 1000000"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(arguments: list[str], said: str) -> None:
+    """A user's mistake would show a traceback, or fill the disk before it is noticed."""
+    done = CliRunner().invoke(app, ["bench", *arguments, "--json"])
+    assert done.exit_code == 2
+    problem = json.loads(done.stdout)["error"]
+    assert said in problem
+    assert done.stderr == f"error: {problem}\n"
+
+
+@pytest.mark.parametrize("option", ["--blocks", "--rounds", "--block-bytes"])
+def test_zero_is_refused(option: str) -> None:
+    """No round has no median."""
+    assert CliRunner().invoke(app, ["bench", "nvme", option, "0"]).exit_code == 2
+
+
+def test_memory_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in RAM would be praised for the speed of RAM."""
+    monkeypatch.setattr(folder, "filesystem_of", lambda path: "tmpfs on tmpfs")
+    with pytest.raises(UsageError, match="lies in memory and has no O_DIRECT"):
+        cmd_bench.nvme(tmp_path, None, None, 1, "batch", json_output=True)
+
+
+def test_a_disk_without_direct_io_is_refused(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page cache would be measured, on both sides."""
+
+    def refuses(path: Path, flags: int, mode: int) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(folder, "os", SimpleNamespace(**vars(os) | {"open": refuses}))
+    with pytest.raises(UsageError, match="refuses O_DIRECT"):
+        cmd_bench.engine(disk, 1, 1, 1, 1, 1, json_output=True)
+
+
+def test_the_sweep_takes_every_length_from_as_few_runs_as_can_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Minutes of cold prefill would be spent twice, or a target would stand beside another length's figures."""
+    runs = []
+
+    def ran(command: list[str], **options: Any) -> SimpleNamespace:
+        runs.append(length := int(command[command.index("--prefix-tokens") + 1]))
+        times = {"ttft_cold_s": 3.0, "ttft_restored_s": 0.2, "ttft_floor_s": 0.1, "load_s": 0.05, "speedup": 15.0}
+        point = times | {"restored_over_floor": 2.0, "count": 3, "tokens_identical": True}
+        lengths = [point | {"prefix_tokens": tokens} for tokens in (length // 2, length)]
+        return SimpleNamespace(stdout=json.dumps({"machine": {"cpu": "a cpu"}, "lengths": lengths}))
+
+    monkeypatch.setattr(subprocess, "run", ran)
+    monkeypatch.setattr("sys.argv", ["demo_sweep.py", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / "demo_sweep.py"), run_name="__main__")
+    assert ended.value.code == 0
+    assert runs == [4096, 1024]
+    report = json.loads(capsys.readouterr().out)
+    assert [(row["prefix_tokens"], row["speedup_target"]) for row in report["lengths"]] == [
+        (1024, 12.0),
+        (2048, 18.0),
+        (4096, 20.0),
+    ]
