@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import kvtier
 from kvtier.cli import cmd_demo
 from kvtier.cli.demo import text, weights
 from kvtier.cli.demo.job import Filled, Job, Restored
-from kvtier.cli.demo.summary import Summary, rows_of
+from kvtier.cli.demo.summary import summary_of
 
 PREFIX_TOKENS = 64
 
@@ -50,6 +51,27 @@ def test_a_new_process_answers_from_the_store(run: tuple[Path, int]) -> None:
     assert all(results[name] > 0 for name in ("ttft_cold_s", "ttft_restored_s", "restored_over_floor", "speedup"))
 
 
+def test_what_was_flushed_survives_the_kill(run: tuple[Path, int]) -> None:
+    """The promise that nothing flushed is lost would be broken, or the proof of it."""
+    restart = results_of(run[0])["restart"]
+    flushed, unflushed = restart["flushed"], restart["unflushed"]
+    assert flushed["tokens_from_store"] == (flushed["prompt_tokens"] - 1) // 16 * 16
+    assert 0 <= unflushed["tokens_from_store"] < unflushed["prompt_tokens"]
+    assert flushed["tokens_identical"] is unflushed["tokens_identical"] is True
+    assert restart["killed_after_flush_s"] > 0
+    assert "Traceback" not in (run[0] / "fill.log").read_text()
+
+
+def test_the_curve_is_restored_from_the_store(run: tuple[Path, int]) -> None:
+    """The plot would show what a tier in memory can do."""
+    lengths = results_of(run[0])["lengths"]
+    assert [length["prefix_tokens"] for length in lengths] == [16, 32, 64]
+    for length in lengths:
+        assert length["tokens_identical"] is True
+        expected = [(tokens - 1) // 16 * 16 for tokens in length["prompt_tokens"]]
+        assert length["tokens_restored"] == expected
+
+
 def test_planted_wrong_blocks_fail_the_demo(run: tuple[Path, int], tmp_path: Path) -> None:
     """The demo would call any tokens identical, or not use what it restored."""
     out, _ = run
@@ -57,13 +79,15 @@ def test_planted_wrong_blocks_fail_the_demo(run: tuple[Path, int], tmp_path: Pat
     config = tmp_path / "kvtier.yaml"
     config.write_text((out / "kvtier.yaml").read_text().replace(str(out / "store"), str(tmp_path / "store")))
     plant_zeroes(str(config), job.prompts[0])
-    Job("restore", job.model, str(config), job.prompts, job.newcomers, job.new_tokens, 1).write(tmp_path / "job")
+    replace(job, config=str(config), prompts=job.prompts[:1], sweep=[]).write(tmp_path / "job")
     command = [sys.executable, "-m", "kvtier.cli.demo.worker", str(tmp_path / "job"), str(tmp_path / "found")]
     subprocess.run(command, check=True, capture_output=True)
-    prompts = [text.Prompt(question, ()) for question in text.QUESTIONS]
-    filled, restored = Filled.read(out / "fill.json"), Restored.read(tmp_path / "found")
-    summary = Summary(rows_of(prompts, [""] * len(prompts), filled, restored), PREFIX_TOKENS, 1, "lmdb", {})
-    assert summary.hit_tokens_by_tier["lmdb"] > 0
+    book = text.Book(Path(job.model))
+    filled, good = Filled.read(out / "fill.json"), Restored.read(out / "restore.json")
+    found = Restored.read(tmp_path / "found")
+    restored = replace(good, prompts=[*found.prompts, *good.prompts[1:]])
+    assert found.prompts[0].tokens_by_tier["lmdb"] > 0
+    summary = summary_of(book.asks(PREFIX_TOKENS, 16), book, filled, restored, 0.0, 1, "lmdb")
     assert summary.record()["tokens_identical"] is False
     assert summary.verdict is not None
     assert "differ from stock generate()" in summary.verdict

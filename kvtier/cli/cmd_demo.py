@@ -1,11 +1,12 @@
 """`kvtier demo`: a real model answers questions cold; a new process answers them from what kvtier kept.
 
-Always: each half runs in a process of its own, and nothing but the store passes between their caches. This process
-loads neither torch nor transformers. Units: tokens, threads.
+Always: each half runs in a process of its own, the first of which is killed, and nothing but the store passes between
+their caches. This process loads neither torch nor transformers. Units: tokens, threads, bytes.
 """
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,12 +15,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvtier.cli.demo import summary, table, text, tiers, weights
+from kvtier.cli.demo import plot, summary, table, text, tiers, weights
 from kvtier.cli.demo.steps import StepFailed, Steps
+from kvtier.config import Config
 from kvtier.errors import UsageError
 
 RESULTS_FILE = "results.json"
+PLOT_FILE = "demo.png"
 STORE_FOLDER = "store"
+LOG_BYTES = 1 << 20  # what the demo writes beside its store: jobs, findings, logs, the plot
 
 
 def demo(config: Path | None, prefix_tokens: int, threads: int, out: Path | None, keep: bool, json_output: bool) -> int:
@@ -30,7 +34,8 @@ def demo(config: Path | None, prefix_tokens: int, threads: int, out: Path | None
     """
     model_folder = weights.model_folder(os.environ)
     own = tiers.own_tiers(config) if config else None
-    _check_numbers(prefix_tokens, threads, own.model.block_tokens if own else tiers.BLOCK_TOKENS)
+    block_tokens = own.model.block_tokens if own else tiers.BLOCK_TOKENS
+    _check_numbers(prefix_tokens, threads, block_tokens)
     if commands := weights.missing_installs(model_folder):
         print("kvtier demo needs a model to run; install it first:", *commands, sep="\n  ", file=sys.stderr)
         return 2
@@ -39,14 +44,16 @@ def demo(config: Path | None, prefix_tokens: int, threads: int, out: Path | None
             steps = Steps(folder, model_folder)
             steps.convert()
             book = text.Book(model_folder)
-            prompts = book.prompts(prefix_tokens)
+            asks = book.asks(prefix_tokens, block_tokens)
             used = own or tiers.small_tiers(model_folder, prefix_tokens, folder / STORE_FOLDER)
-            filled, restored = steps.answer_twice(prompts, used, threads)
-            said = [book.said(answer.tokens) for answer in restored.answers]
-            rows = summary.rows_of(prompts, said, filled, restored)
-            store_tier = tiers.persistent_name(used)
-            result = summary.Summary(rows, prefix_tokens, threads, store_tier, filled.written_blocks)
-            return _report(result, folder, json_output)
+            if own is None:
+                _check_disk(folder, used)
+            filled, killed_after_s = steps.fill(asks, used, threads)
+            restored = steps.restore(asks, threads)
+            result = summary.summary_of(
+                asks, book, filled, restored, killed_after_s, threads, tiers.persistent_name(used)
+            )
+            return _report(result, folder, _plot_file(folder, out, keep, model_folder), json_output)
     except StepFailed as error:
         print(f"kvtier demo: {error}", file=sys.stderr)
         return 1
@@ -83,10 +90,27 @@ def _folder(out: Path | None, keep: bool) -> Iterator[Path]:
     print(f"store, configuration and results: {folder}", file=sys.stderr)
 
 
-def _report(result: summary.Summary, folder: Path, json_output: bool) -> int:
+def _check_disk(folder: Path, config: Config) -> None:
+    """A full disk would be a miss to kvtier, and a strange demo."""
+    store = next(tier for tier in config.tiers if tier.name == tiers.persistent_name(config))
+    needed_mb, free_mb = ((store.capacity_bytes + LOG_BYTES) / 1e6, shutil.disk_usage(folder).free / 1e6)
+    if free_mb < needed_mb:
+        raise UsageError(
+            f"{folder} has {free_mb:.0f} MB free, and the demo's store can take {needed_mb:.0f} MB; "
+            "name a folder on another disk with --out, or ask for fewer --prefix-tokens"
+        )
+
+
+def _plot_file(folder: Path, out: Path | None, keep: bool, model_folder: Path) -> Path:
+    """Beside the results; where those go away, beside the model, so that there is something to look at."""
+    return (folder if out or keep else model_folder.parent) / PLOT_FILE
+
+
+def _report(result: summary.Summary, folder: Path, plot_file: Path, json_output: bool) -> int:
     record = result.record()
     (folder / RESULTS_FILE).write_text(json.dumps(record, indent=2))
     table.show(Console(stderr=json_output), result)
+    print(plot.draw(result, plot_file), file=sys.stderr if json_output else sys.stdout)
     if result.verdict:
         print(f"kvtier demo: {result.verdict}", file=sys.stderr)
     if json_output:

@@ -1,5 +1,8 @@
 """The demo's child processes: what they tell arrives, and none outlives the call."""
 
+import signal
+import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,15 @@ from kvtier.cli.demo.child import emit
 import os, signal
 emit({"pid": os.getpid()})
 signal.pause()
+"""
+ASKS_TO_BE_KILLED = """
+from kvtier.cli.demo.child import await_kill, emit
+import atexit, pathlib, sys, time
+atexit.register(pathlib.Path(sys.argv[1]).touch)
+try:
+    await_kill(time.monotonic())
+finally:
+    pathlib.Path(sys.argv[1]).touch()
 """
 
 
@@ -57,3 +69,22 @@ def test_an_interrupted_call_leaves_no_child(module: Path, tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         child.run("scripted", [], tmp_path / "log", told)
     assert not Path("/proc", str(pids[0])).exists()
+
+
+def test_a_child_that_asks_for_it_is_killed_and_cannot_clean_up(module: Path, tmp_path: Path) -> None:
+    """The restart proof would be of a process that closed its store."""
+    module.write_text(ASKS_TO_BE_KILLED)
+    told: list[child.Event] = []
+    assert child.run("scripted", [str(tmp_path / "cleaned-up")], tmp_path / "log", told.append) == -signal.SIGKILL
+    assert [list(event) for event in told] == [["killed_after_s"]]
+    assert told[0]["killed_after_s"] > 0
+    assert not (tmp_path / "cleaned-up").exists()
+
+
+def test_a_child_whose_parent_has_gone_does_not_wait_to_be_killed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killing the demo itself would leave a process with a model and the store's lock behind."""
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    child.await_kill(1.5)
+    assert capsys.readouterr().out == '{"kill": 1.5}\n'

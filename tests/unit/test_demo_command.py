@@ -1,14 +1,19 @@
 """`kvtier demo` as a verb: wrong options and missing packages, told before anything starts."""
 
+import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvtier.cli import cmd_demo
-from kvtier.cli.demo import weights
-from kvtier.cli.demo.steps import StepFailed
+from kvtier.cli.demo import plot, text, tiers, weights
+from kvtier.cli.demo.steps import StepFailed, Steps
 from kvtier.errors import ConfigError, KvtierError, UsageError
+from tests.demo_findings import ASKS, FILLED, RESTORED, Speaker
 
 
 def demo(config: Path | None = None, prefix_tokens: int = 64, threads: int = 1, out: Path | None = None) -> int:
@@ -82,3 +87,63 @@ def test_a_folder_with_the_users_files_is_refused_and_untouched(
     with pytest.raises(UsageError, match="not empty"):
         demo(out=tmp_path)
     assert (tmp_path / "kvtier.yaml").read_text() == "mine"
+
+
+@pytest.fixture
+def findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All child processes have gone well already; where temporary folders are made."""
+    tiers_there = [SimpleNamespace(name="lmdb", capacity_bytes=200 << 20)]
+    monkeypatch.setattr(weights, "missing_installs", lambda folder: [])
+    monkeypatch.setattr(text, "Book", lambda folder: SimpleNamespace(asks=lambda *args: ASKS, said=Speaker().said))
+    monkeypatch.setattr(tiers, "small_tiers", lambda *args: SimpleNamespace(tiers=tiers_there))
+    monkeypatch.setattr(tiers, "persistent_name", lambda config: "lmdb")
+    monkeypatch.setattr(Steps, "convert", lambda steps: None)
+    monkeypatch.setattr(Steps, "fill", lambda *args: (FILLED, 0.012))
+    monkeypatch.setattr(Steps, "restore", lambda *args: RESTORED)
+    monkeypatch.setattr(plot, "draw", lambda summary, file: f"plot: {file}")
+    (tmp_path / "cache" / "kvtier").mkdir(parents=True)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+def test_results_and_plot_lie_in_the_users_folder(
+    findings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user would look for them in vain, or a program read something else than JSON."""
+    assert demo(out=tmp_path / "out") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == json.loads((tmp_path / "out" / cmd_demo.RESULTS_FILE).read_text())
+    assert f"plot: {tmp_path / 'out' / 'demo.png'}\n" in told.err
+    assert "send, flush, kill -9, start again, send again: 3 of 4 tokens from lmdb" in told.err
+
+
+def test_the_plot_outlives_a_temporary_folder(
+    findings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make demo` would draw a picture and remove it."""
+    assert demo() == 0
+    assert list(findings.iterdir()) == []
+    assert f"plot: {tmp_path / 'cache' / 'kvtier' / 'demo.png'}\n" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_before_anything_runs(findings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To kvtier a full disk is a miss: the demo would take its time and show nothing."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100 << 20))
+    monkeypatch.setattr(Steps, "fill", lambda *args: pytest.fail("it ran"))
+    with pytest.raises(UsageError, match=r"has 105 MB free, and the demo's store can take 211 MB; name .* --out"):
+        demo()
+    assert list(findings.iterdir()) == []
+
+
+def test_an_interrupted_demo_leaves_no_temporary_folder(findings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Ctrl-C would leave a store in /tmp."""
+
+    def interrupt(*args: object) -> None:
+        (next(findings.iterdir()) / "store").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Steps, "restore", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        demo()
+    assert list(findings.iterdir()) == []

@@ -1,11 +1,14 @@
 """The demo's child processes, one after the other, with a progress bar on a terminal.
 
-Owns: the files of the demo's folder. Always: each step leaves its log there; a step that fails raises.
+Owns: the files of the demo's folder. Always: each step leaves its log there; a step that fails raises; the first
+process that answers ends by SIGKILL, the second by itself.
 """
 
+import shutil
+import signal
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,8 +21,7 @@ from kvtier.errors import UsageError
 
 CONFIG_FILE = "kvtier.yaml"
 CONVERT_STEPS = 3
-
-F = TypeVar("F", Filled, Restored)
+FREE_BYTES_MIN = 1 << 20
 
 
 class StepFailed(Exception):
@@ -41,47 +43,68 @@ class Steps:
             title = f"converting {weights.NAME}, once"
             self._run("convert", "convert", title, [str(gguf), str(self._model_folder)], CONVERT_STEPS)
 
-    def answer_twice(self, prompts: list[text.Prompt], config: Config, threads: int) -> tuple[Filled, Restored]:
-        """Both processes. Raises UsageError for a configuration that cannot work, StepFailed for a crash."""
-        (self._folder / CONFIG_FILE).write_text(as_yaml(config))
-        return (
-            self._answer(Filled, "fill", "first process", prompts, threads),
-            self._answer(Restored, "restore", "second process", prompts, threads),
-        )
+    def fill(self, asks: text.Asks, config: Config, threads: int) -> tuple[Filled, float]:
+        """The first process, which is killed; also how many seconds after its flush had returned.
 
-    def _answer(self, kind: type[F], role: str, title: str, prompts: list[text.Prompt], threads: int) -> F:
+        Raises UsageError for what only the user can mend, StepFailed for a crash.
+        """
+        (self._folder / CONFIG_FILE).write_text(as_yaml(config))
+        findings, killed_after_s = self._answer("fill", "first process", asks, asks.sweep_shorter, threads)
+        if killed_after_s is None:
+            raise StepFailed("first process ended before it could be killed")
+        return Filled.read(findings), killed_after_s
+
+    def restore(self, asks: text.Asks, threads: int) -> Restored:
+        """The second process, with the configuration of the first. Raises as `fill` does."""
+        findings, _ = self._answer("restore", "second process", asks, asks.sweep, threads)
+        return Restored.read(findings)
+
+    def _answer(
+        self, role: str, title: str, asks: text.Asks, sweep: Sequence[text.Prompt], threads: int
+    ) -> tuple[Path, float | None]:
         job = Job(
             role=role,
             model=str(self._model_folder),
             config=str(self._folder / CONFIG_FILE),
-            prompts=[list(prompt.tokens) for prompt in prompts],
+            prompts=[list(prompt.tokens) for prompt in asks.prompts],
             newcomers=text.NEWCOMERS,
             new_tokens=text.NEW_TOKENS,
+            sweep=[list(prompt.tokens) for prompt in sweep],
+            late=list(asks.late.tokens),
+            late_new_tokens=text.LATE_NEW_TOKENS,
             threads=threads,
         )
         job_file, findings_file = self._folder / f"{role}-job.json", self._folder / f"{role}.json"
         job.write(job_file)
-        self._run("worker", role, title, [str(job_file), str(findings_file)], job.steps)
-        return kind.read(findings_file)
+        return findings_file, self._run("worker", role, title, [str(job_file), str(findings_file)], job.steps)
 
-    def _run(self, module: str, name: str, title: str, arguments: list[str], steps: int) -> None:
+    def _run(self, module: str, name: str, title: str, arguments: list[str], steps: int) -> float | None:
+        """Returns None if the child ended well, or, if it asked to be killed and was, how soon."""
         log = self._folder / f"{name}.log"
-        errors: list[str] = []
+        told: list[child.Event] = []
         begun = count()
         console = Console(stderr=True)
         columns = (BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(title, total=steps)
 
-            def told(event: child.Event) -> None:
-                if "error" in event:
-                    errors.append(event["error"])
-                else:
+            def tell(event: child.Event) -> None:
+                if "step" in event:
                     # The step has only begun: the bar shows what is behind it.
                     progress.update(task, completed=next(begun), description=f"{title}: {event['step']}")
+                else:
+                    told.append(event)
 
-            status = child.run(f"kvtier.cli.demo.{module}", arguments, log, told)
-        if errors:
-            raise UsageError(errors[0])
-        if status:
+            status = child.run(f"kvtier.cli.demo.{module}", arguments, log, tell)
+        found = {key: value for event in told for key, value in event.items()}
+        if "error" in found:
+            raise UsageError(found["error"])
+        if status != (-signal.SIGKILL if "killed_after_s" in found else 0):
+            self._check_disk()
             raise StepFailed(f"{title} failed ({status}): {child.last_words(log)}")
+        return found.get("killed_after_s")
+
+    def _check_disk(self) -> None:
+        """A child that had no room left for its log could not say so. Raises UsageError if that may be why."""
+        if shutil.disk_usage(self._folder).free < FREE_BYTES_MIN:
+            raise UsageError(f"no space is left on the disk of {self._folder}; name a folder elsewhere with --out")

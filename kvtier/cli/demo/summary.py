@@ -4,17 +4,15 @@ Owns no state. Always: every figure is the median over the prompts it is measure
 Tokens are compared with stock `generate()`, those of both processes. Units: seconds, tokens.
 """
 
-import os
-import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
-from statistics import median
 from typing import Any
 
+from kvtier.cli import machine as facts
 from kvtier.cli.demo.job import Answer, Filled, Restored, Seconds
-from kvtier.cli.demo.text import Prompt
+from kvtier.cli.demo.restart import STEPS_FLUSHED, STEPS_UNFLUSHED, Resent, Restart
+from kvtier.cli.demo.sweep import Point, figures, medians, points_of
+from kvtier.cli.demo.text import Asks, Book
+from kvtier.cli.demo.weights import NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +31,14 @@ class Row:
         return self.cold.cpu_s / self.answer.restored.cpu_s
 
     def record(self) -> dict[str, Any]:
+        """The JSON of a question; the keys are described in docs/demo.md."""
         return {
             "question": self.question,
             "answer": self.said,
             "prompt_tokens": self.prompt_tokens,
             "tokens_restored": self.answer.tokens_restored,
             "hit_tokens_by_tier": self.answer.tokens_by_tier,
-            "ttft_cold_s": self.cold.cpu_s,
-            "ttft_restored_s": self.answer.restored.cpu_s,
-            "ttft_floor_s": self.answer.floor.cpu_s,
-            "ttft_cold_wall_s": self.cold.wall_s,
-            "ttft_restored_wall_s": self.answer.restored.wall_s,
-            "ttft_floor_wall_s": self.answer.floor.wall_s,
-            "speedup": self.speedup,
+            **figures(medians([self.cold], [self.answer])),
             "tokens_identical": self.tokens_identical,
             "problem": self.answer.problem,
         }
@@ -53,21 +46,26 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The rows, what was asked for, and what the first process moved.
+    """Everything the demo found.
 
-    store_tier: the tier that outlived the first process. written_blocks: given to each tier
-    while it answered.
+    store_tier: the tier that outlived the first process. written_blocks: given to each tier while that answered.
     """
 
     rows: tuple[Row, ...]
-    prefix_tokens: int
+    points: tuple[Point, ...]
+    restart: Restart
     threads: int
     store_tier: str
     written_blocks: dict[str, int]
 
     @property
+    def prefix_tokens(self) -> int:
+        return self.points[-1].prefix_tokens
+
+    @property
     def tokens_identical(self) -> bool:
-        return all(row.tokens_identical for row in self.rows)
+        parts: list[Row | Point | Resent] = [*self.rows, *self.points, self.restart.flushed, self.restart.unflushed]
+        return all(part.tokens_identical for part in parts)
 
     @property
     def hit_tokens_by_tier(self) -> dict[str, int]:
@@ -80,75 +78,73 @@ class Summary:
     @property
     def verdict(self) -> str | None:
         """None if the demo shows what it should, else the sentence that says what it does not."""
-        if not self.tokens_identical:
-            differing = sum(not row.tokens_identical for row in self.rows)
+        if differing := sum(not row.tokens_identical for row in self.rows):
             return f"{differing} of {len(self.rows)} answers differ from stock generate()"
-        if not self.hit_tokens_by_tier.get(self.store_tier):
+        if lengths := [str(point.prefix_tokens) for point in self.points if not point.tokens_identical]:
+            return f"first tokens differ from stock generate() after a prefix of {', '.join(lengths)} tokens"
+        if not self.tokens_identical:
+            return "the answer after kill -9 differs from stock generate()"
+        if not self.restart.flushed.tokens_from_store:
             problems = {row.answer.problem for row in self.rows} - {None}
             why = f": {'; '.join(sorted(map(str, problems)))}" if problems else ""
             return f"the second process restored nothing from the tier {self.store_tier}{why}"
         return None
 
+    def medians(self) -> dict[str, Seconds]:
+        """Over the questions."""
+        return medians([row.cold for row in self.rows], [row.answer for row in self.rows])
+
     def record(self) -> dict[str, Any]:
-        """The JSON. Seconds are CPU seconds of all threads, unless the name says wall."""
-        cold, restored, floor = self.medians()
+        """The JSON; the keys are described in docs/demo.md."""
         return {
             "tokens_identical": self.tokens_identical,
             "requests": [row.record() for row in self.rows],
+            "lengths": [point.record() for point in self.points],
+            "restart": self.restart.record(),
             "hit_tokens_by_tier": self.hit_tokens_by_tier,
             "written_blocks_by_tier": self.written_blocks,
             "device_bytes_read": sum(row.answer.device_bytes for row in self.rows),
             "prefix_tokens": self.prefix_tokens,
-            "ttft_cold_s": cold.cpu_s,
-            "ttft_restored_s": restored.cpu_s,
-            "ttft_floor_s": floor.cpu_s,
-            "ttft_cold_wall_s": cold.wall_s,
-            "ttft_restored_wall_s": restored.wall_s,
-            "ttft_floor_wall_s": floor.wall_s,
-            "speedup": cold.cpu_s / restored.cpu_s,
+            **figures(self.medians()),
             "speedup_from_store": self.rows[0].speedup,  # the first question: all from the persistent tier
-            "speedup_wall": cold.wall_s / restored.wall_s,
-            "restored_over_floor": restored.cpu_s / floor.cpu_s,
             "threads": self.threads,
+            "model": NAME,
             "machine": machine(),
         }
 
-    def medians(self) -> tuple[Seconds, Seconds, Seconds]:
-        """Cold, restored, floor."""
-        return (
-            _median([row.cold for row in self.rows]),
-            _median([row.answer.restored for row in self.rows]),
-            _median([row.answer.floor for row in self.rows]),
-        )
+
+def summary_of(
+    asks: Asks, book: Book, filled: Filled, restored: Restored, killed_after_s: float, threads: int, store_tier: str
+) -> Summary:
+    """Put together what the processes found."""
+    rows = rows_of(asks, [book.said(answer.tokens) for answer in restored.prompts], filled, restored)
+    first, late = filled.prompts[0], asks.late
+    restart = Restart(
+        Resent(STEPS_FLUSHED, rows[0].prompt_tokens, first.tokens, filled.kept[0], restored.prompts[0], store_tier),
+        Resent(STEPS_UNFLUSHED, len(late.tokens), filled.late.tokens, filled.late_kept, restored.late, store_tier),
+        killed_after_s,
+    )
+    return Summary(
+        rows=rows,
+        points=points_of(asks, filled, restored),
+        restart=restart,
+        threads=threads,
+        store_tier=store_tier,
+        written_blocks=filled.written_blocks,
+    )
 
 
-def rows_of(prompts: Sequence[Prompt], said: Sequence[str], filled: Filled, restored: Restored) -> tuple[Row, ...]:
-    """One row per prompt. The first process answered all but the newcomers' through kvtier."""
+def rows_of(asks: Asks, said: list[str], filled: Filled, restored: Restored) -> tuple[Row, ...]:
+    """One row per question. The first process answered all but the newcomers' through kvtier."""
     rows = []
-    for index, (prompt, answer) in enumerate(zip(prompts, restored.answers, strict=True)):
-        given = [answer.tokens, *filled.tokens[index : index + 1]]
-        identical = all(tokens == filled.references[index] for tokens in given)
-        rows.append(Row(prompt.question, said[index], len(prompt.tokens), filled.cold[index], answer, identical))
+    for index, (prompt, answer) in enumerate(zip(asks.prompts, restored.prompts, strict=True)):
+        stock = filled.prompts[index]
+        given = [answer.tokens, *filled.kept[index : index + 1]]
+        identical = all(tokens == stock.tokens for tokens in given)
+        rows.append(Row(prompt.question, said[index], len(prompt.tokens), stock.first, answer, identical))
     return tuple(rows)
 
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
-        "python": platform.python_version(),
-    }
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _median(values: Sequence[Seconds]) -> Seconds:
-    return Seconds(median(value.cpu_s for value in values), median(value.wall_s for value in values))
+    return facts.machine() | {"transformers": facts.package_version("transformers")}

@@ -1,4 +1,4 @@
-"""The demo's result for people: the answers, a table of the requests, and what the figures mean.
+"""The demo's result for people: the answers, tables of the requests and of the lengths, and what the figures mean.
 
 Owns no state. Units: tokens, CPU seconds.
 """
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtier.cli.demo.summary import Row, Summary, machine
+from kvtier.cli.demo.sweep import Point
 
 
 def show(console: Console, summary: Summary) -> None:
@@ -16,17 +17,18 @@ def show(console: Console, summary: Summary) -> None:
     for row in summary.rows:
         console.print(Text.assemble((row.question, "bold"), "  ", row.said), soft_wrap=True)
     console.print(table_of(summary.rows))
-    for line in explanation(summary):
+    console.print(lengths_of(summary.points, summary.store_tier))
+    for line in (*summary.restart.lines, "", *explanation(summary)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def table_of(rows: tuple[Row, ...]) -> Table:
     """One line per request; the tokens of its prompt by the tier they came from, new ones computed."""
     tiers = list(rows[0].answer.tokens_by_tier)
-    title = "Second process: prompt tokens by origin, CPU seconds to the first token"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("#", "prompt", *tiers, "new", "cold", "restored", "floor", "speed-up", "tokens\nidentical"):
-        table.add_column(name, justify="right")
+    table = _table(
+        "Second process: prompt tokens by origin, CPU seconds to the first token",
+        ("#", "prompt", *tiers, "new", "cold", "restored", "floor", "speed-up", "tokens\nidentical"),
+    )
     for number, row in enumerate(rows, 1):
         table.add_row(
             str(number),
@@ -42,13 +44,47 @@ def table_of(rows: tuple[Row, ...]) -> Table:
     return table
 
 
+def lengths_of(points: tuple[Point, ...], store_tier: str) -> Table:
+    """One line per length of the prefix."""
+    table = _table(
+        f"By prefix length, all of it from {store_tier}: medians of {len(points[0].answers)}, CPU seconds",
+        (
+            "prefix",
+            "cold",
+            "restored",
+            "= load",
+            "+ forward",
+            "floor",
+            "over\nfloor",
+            "speed-up",
+            "token\nidentical",
+        ),
+    )
+    for point in points:
+        times = point.medians()
+        cold, restored, floor = times["cold"], times["restored"], times["floor"]
+        table.add_row(
+            str(point.prefix_tokens),
+            f"{cold.cpu_s:.2f}",
+            f"{restored.cpu_s:.3f}",
+            f"{times['load'].cpu_s:.3f}",
+            f"{times['forward'].cpu_s:.3f}",
+            f"{floor.cpu_s:.3f}",
+            f"{restored.cpu_s / floor.cpu_s:.2f}",
+            f"{cold.cpu_s / restored.cpu_s:.1f}x",
+            "yes" if point.tokens_identical else "NO",
+        )
+    return table
+
+
 def explanation(summary: Summary) -> list[str]:
     """The medians in words, where the bytes came from, and what the figures were measured on."""
-    cold, restored, floor = summary.medians()
+    times = summary.medians()
+    cold, restored, floor = times["cold"], times["restored"], times["floor"]
     facts = machine()
     moved = ", ".join(f"{count} to {tier}" for tier, count in summary.written_blocks.items() if count)
     return [
-        f"Time to first token, median CPU seconds (wall): cold {cold.cpu_s:.2f} ({cold.wall_s:.2f}), "
+        f"Time to first token of the questions, median CPU seconds (wall): cold {cold.cpu_s:.2f} ({cold.wall_s:.2f}), "
         f"restored {restored.cpu_s:.2f} ({restored.wall_s:.2f}): a speed-up of {cold.cpu_s / restored.cpu_s:.1f}. "
         f"Question 1, wholly from {summary.store_tier}: {summary.rows[0].speedup:.1f}.",
         f"The floor, the same forward on KV that was in RAM all the time, takes {floor.cpu_s:.2f} "
@@ -66,3 +102,10 @@ def _source(summary: Summary) -> str:
     if device_bytes:
         return f"{said}; {device_bytes / 1e6:.0f} MB were read from the device."
     return f"{said}, all through the page cache: this file system does not bypass it (O_DIRECT)."
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table

@@ -1,6 +1,6 @@
-"""Time to first token, measured directly: from the prompt's ids to the logits of the token after it.
+"""Time to first token, measured directly: from asking generate() until it gives the first token of its answer.
 
-Owns no state. Cold, restored and floor run the same forward; they differ in the KV it starts from. Units: seconds,
+Owns no state. Cold, restored and floor are the same call; they differ in the KV it starts from. Units: seconds,
 CPU (all threads of the process) and wall.
 """
 
@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
-from kvtier.cli.demo.job import Seconds
+from kvtier.cli.demo.job import Asked, Seconds
 
 
 class Stopwatch:
@@ -24,28 +25,40 @@ class Stopwatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         self.seconds = Seconds(time.process_time() - self._cpu_s, time.perf_counter() - self._wall_s)
 
 
-@torch.inference_mode()
-def first_token(model: Any, input_ids: torch.Tensor, past: Any = None) -> int:
-    """The forward that a user waits for. input_ids: [1, tokens], those that `past` does not cover."""
-    output = model(input_ids, cache=past, use_cache=True, logits_to_keep=1)
-    return int(output.logits[0, -1].argmax())
+class FirstToken(BaseStreamer):
+    """Stops the watch at the first token that generate() hands out; what it hands out before is the prompt."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._puts = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self._puts += 1
+        if self._puts == 2:
+            self._watch.stop()
+
+    def end(self) -> None:
+        """Nothing is left to stream."""
 
 
-def cold(model: Any, input_ids: torch.Tensor) -> Seconds:
-    """Without kvtier and without any earlier KV."""
-    with Stopwatch() as watch:
-        first_token(model, input_ids)
-    return watch.seconds
-
-
-def floor(model: Any, input_ids: torch.Tensor, past: Any) -> Seconds:
-    """With the prefix's KV in RAM, filled and ready: what no store can beat. Appends to `past`."""
-    with Stopwatch() as watch:
-        first_token(model, input_ids[:, past.get_seq_length() :], past)
-    return watch.seconds
+def ask(model: Any, prompt: torch.Tensor, new_tokens: int, **restored: Any) -> Asked:
+    """generate(), greedy. prompt: [1, tokens]; restored: the KV to start from, as a session's `generate_kwargs`."""
+    watch = Stopwatch().__enter__()
+    output = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        streamer=FirstToken(watch),
+        **restored,
+    )
+    return Asked(output[0, prompt.shape[1] :].tolist(), watch.seconds)
 
 
 def device_bytes_read() -> int:
