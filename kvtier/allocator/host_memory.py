@@ -85,6 +85,12 @@ def advise_huge(address: int, length_bytes: int) -> bool:
     return not _libc.madvise(address, length_bytes, MADV_HUGEPAGE)
 
 
+def trim_heap() -> None:
+    """Give back what was allocated for a moment. C libraries other than glibc have no such call, and need none."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
+
+
 def available_bytes() -> int:
     """Memory that can be taken without swapping: what the kernel has, or what a control group leaves if less."""
     machine_bytes = _fields(MEMINFO)["MemAvailable"] * 1024  # the kernel counts in kB

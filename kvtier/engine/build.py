@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, assert_never
 
+from kvtier.allocator import host_memory
 from kvtier.allocator.block_pool import BlockPool
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import BlockSpec, block_specs
@@ -64,6 +65,7 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
             if isinstance(tier, SupportsScan):
                 sidecar = tier.sidecar() if isinstance(tier, SupportsSidecar) else ()
                 core.adopt(index, tier.scan(), sidecar, clock.now())
+        host_memory.trim_heap()  # columns that grow leave holes: 40 bytes for each known key
         top = tiers[0]
         assert isinstance(top, SupportsArray)
         engine = Engine(core, tiers, clock)

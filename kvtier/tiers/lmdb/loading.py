@@ -4,34 +4,69 @@ Every record is validated before anything is built on it: its check, its version
 its place inside the slab. A bad one is skipped and noted, and its slot is free. Two more kinds of row go without
 a note: records that a drop left behind, and the older of two blocks with the same key.
 
-Units: bytes, pages of 4096 bytes.
+Units: bytes, pages of 4096 bytes. Columns, not objects: a million records would leave 500 MB of holes behind.
 """
 
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.allocator.extents import ExtentAllocator
 from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.index import Change, Index
-from kvtier.tiers.lmdb.layout import ID_KEY, PLACE_KEY, decode_extent, decode_namespace, decode_record
+from kvtier.tiers.lmdb.layout import ID_KEY, PLACE_KEY, Record, decode_extent, decode_namespace, decode_record
 from kvtier.tiers.lmdb.names import TierNames
-from kvtier.types import PAGE_BYTES, StoredBlock, page_aligned, store_key
+from kvtier.types import PAGE_BYTES, StoredBlock, StoreKey, page_aligned, store_key
+
+Rows = NDArray[np.int64]  # numbers of rows in `Blocks`
 
 
-class _Found(NamedTuple):
-    generation: int  # first: the order of the scan
-    place_key: bytes
-    extent: int
-    slot: int
-    tier_id: int
-    block: StoredBlock
+class Blocks:
+    """Records that are believed, one row each; `order` names those that count, oldest write first."""
+
+    def __init__(self) -> None:
+        self.keys: list[StoreKey] = []
+        self._columns = {name: array(kind) for name, kind in zip(_COLUMNS, "QIIIII", strict=True)}
+        self.order: Rows = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[StoredBlock]:
+        generations, _, _, _, lengths, places = self._columns.values()
+        for row in self.order.tolist():
+            yield StoredBlock(self.keys[row], places[row], generations[row], lengths[row])
+
+    def add(self, key: StoreKey, *cells: int) -> None:
+        """One more row; `cells` in the order of `_COLUMNS`."""
+        self.keys.append(key)
+        for column, cell in zip(self._columns.values(), cells, strict=True):
+            column.append(cell)
+
+    def sort(self) -> None:
+        """All rows count, by generation."""
+        self.order = np.argsort(self.column("generation"), kind="stable")
+
+    def column(self, name: str) -> NDArray[np.unsignedinteger]:
+        """A view of one column, by row. No row may be added while it lives."""
+        column = self._columns[name]
+        return np.frombuffer(column, column.typecode)
+
+    def place_key(self, row: int) -> bytes:
+        return PLACE_KEY.pack(self._columns["extent"][row], self._columns["slot"][row])
+
+
+_COLUMNS = ("generation", "extent", "slot", "tier_id", "length", "place")
 
 
 @dataclass(slots=True)
 class Stock:
     """What a store holds. `change` removes the rows that are not to be believed any more."""
 
-    blocks: list[StoredBlock] = field(default_factory=list)
+    blocks: Blocks = field(default_factory=Blocks)
     findings: list[str] = field(default_factory=list)
     change: Change = field(default_factory=Change)
     strides: dict[int, int] = field(default_factory=dict)  # extent -> stride in pages, of adopted extents
@@ -61,26 +96,26 @@ def take_stock(
     """
     stock = Stock()
     strides = stock.strides_before = _extent_rows(index, stock)
-    found = sorted(_believable(index, names, strides, allocator.extent_pages, slab_bytes, stock))
-    if found:
-        stock.generation_next = found[-1].generation + 1
-    found = _newest_of_each_key(found, stock)
-    found = _within_capacity(found, allocator.extents_max, fixed, stock)
-    _adopt(found, strides, allocator, stock)
+    _read(index, names, strides, allocator.extent_pages, slab_bytes, stock)
+    if len(stock.blocks):
+        stock.generation_next = int(stock.blocks.column("generation").max()) + 1
+    _keep_newest_of_each_key(stock)
+    _keep_within_capacity(allocator.extents_max, fixed, stock)
+    _adopt(strides, allocator, stock)
     for tier_id in names.tier_ids():
         if not allocator.slots_of_owner[tier_id]:
             stock.change.namespaces[ID_KEY.pack(tier_id)] = None
             names.remove(tier_id)
-    stock.blocks = [entry.block for entry in found]
     return stock
 
 
-def list_blocks(index: Index, names: TierNames, allocator: ExtentAllocator, slab_bytes: int) -> list[StoredBlock]:
+def list_blocks(index: Index, names: TierNames, allocator: ExtentAllocator, slab_bytes: int) -> Blocks:
     """The blocks of an open store, oldest first, without adopting or changing anything."""
     stock = Stock()
     strides = {extent: stride for extent, stride, _ in allocator.lent()}
-    found = sorted(_believable(index, names, strides, allocator.extent_pages, slab_bytes, stock))
-    return [entry.block for entry in _newest_of_each_key(found, stock)]
+    _read(index, names, strides, allocator.extent_pages, slab_bytes, stock)
+    _keep_newest_of_each_key(stock)
+    return stock.blocks
 
 
 def _extent_rows(index: Index, stock: Stock) -> dict[int, int]:
@@ -96,28 +131,31 @@ def _extent_rows(index: Index, stock: Stock) -> dict[int, int]:
     return strides
 
 
-def _believable(
+def _read(
     index: Index, names: TierNames, strides: dict[int, int], extent_pages: int, slab_bytes: int, stock: Stock
-) -> list[_Found]:
-    found = []
+) -> None:
+    """Every record that is believed, by generation; the others are noted or to be removed."""
+    blocks = stock.blocks
     for place_key, row in index.rows("blocks"):
         try:
-            entry = _validated(place_key, row, names, strides, extent_pages, slab_bytes)
+            found = _validated(place_key, row, names, strides, extent_pages, slab_bytes)
         except CorruptBlock as error:
             stock.findings.append(f"record {place_key.hex()}: {error}")
             stock.change.blocks[place_key] = None
         else:
-            if entry is None:
+            if found is None:
                 stock.change.blocks[place_key] = None
             else:
-                found.append(entry)
-    return found
+                record, local, extent, slot, place = found
+                cells = record.generation, extent, slot, record.namespace, record.length_bytes, place
+                blocks.add(store_key(local, record.key), *cells)
+    blocks.sort()
 
 
 def _validated(
     place_key: bytes, row: bytes, names: TierNames, strides: dict[int, int], extent_pages: int, slab_bytes: int
-) -> _Found | None:
-    """None for a record that a drop left behind. Raises CorruptBlock."""
+) -> tuple[Record, int, int, int, int] | None:
+    """A record, its local namespace, extent, slot and place; None if a drop left it behind. Raises CorruptBlock."""
     if len(place_key) != PLACE_KEY.size:
         raise CorruptBlock("record at no place")
     record = decode_record(place_key, row)
@@ -134,37 +172,44 @@ def _validated(
     place = extent * extent_pages + page
     if page + stride_pages > extent_pages or (place + stride_pages) * PAGE_BYTES > slab_bytes:
         raise CorruptBlock("its slot lies outside the slab")
-    block = StoredBlock(store_key(local, record.key), place, record.generation, record.length_bytes)
-    return _Found(record.generation, place_key, extent, slot, record.namespace, block)
+    return record, local, extent, slot, place
 
 
-def _newest_of_each_key(found: list[_Found], stock: Stock) -> list[_Found]:
-    newest = {entry.block.key: entry for entry in found}  # sorted by generation: the last one wins
-    if len(newest) == len(found):
-        return found
-    stock.change.blocks.update((e.place_key, None) for e in found if newest[e.block.key] is not e)
-    return [entry for entry in found if newest[entry.block.key] is entry]
+def _keep_newest_of_each_key(stock: Stock) -> None:
+    blocks = stock.blocks
+    if len(set(blocks.keys)) == len(blocks.keys):
+        return
+    newest = {blocks.keys[row]: row for row in blocks.order.tolist()}  # by generation: the last one wins
+    _keep(stock, np.isin(blocks.order, list(newest.values())))
 
 
-def _within_capacity(found: list[_Found], extents_max: int, fixed: bool, stock: Stock) -> list[_Found]:
-    newest = {entry.extent: entry.generation for entry in found}
+def _keep_within_capacity(extents_max: int, fixed: bool, stock: Stock) -> None:
+    extents = stock.blocks.column("extent")[stock.blocks.order]
+    newest = dict(zip(extents.tolist(), range(len(extents)), strict=True))  # extent -> its last row in order
     if fixed:
-        leaving = {extent for extent in newest if extent >= extents_max}
+        leaving = [extent for extent in newest if extent >= extents_max]
     else:
-        leaving = set(sorted(newest, key=newest.__getitem__)[: max(0, len(newest) - extents_max)])
-    if not leaving:
-        return found
-    stock.change.blocks.update((entry.place_key, None) for entry in found if entry.extent in leaving)
-    kept = [entry for entry in found if entry.extent not in leaving]
-    stock.evicted_blocks = len(found) - len(kept)
-    return kept
+        leaving = sorted(newest, key=newest.__getitem__)[: max(0, len(newest) - extents_max)]
+    before = len(stock.blocks)
+    _keep(stock, ~np.isin(extents, leaving))
+    stock.evicted_blocks = before - len(stock.blocks)
 
 
-def _adopt(found: list[_Found], strides: dict[int, int], allocator: ExtentAllocator, stock: Stock) -> None:
-    by_extent: dict[int, list[_Found]] = {}
-    for entry in found:
-        by_extent.setdefault(entry.extent, []).append(entry)
-    for extent, entries in by_extent.items():
-        allocator.adopt(extent, strides[extent], [e.slot for e in entries], [e.tier_id for e in entries])
+def _keep(stock: Stock, kept: NDArray[np.bool_]) -> None:
+    """Of the rows that count, go on with those that are `kept`, and remove the records of the others."""
+    blocks = stock.blocks
+    stock.change.blocks.update((blocks.place_key(row), None) for row in blocks.order[~kept].tolist())
+    blocks.order = blocks.order[kept]
+
+
+def _adopt(strides: dict[int, int], allocator: ExtentAllocator, stock: Stock) -> None:
+    blocks = stock.blocks
+    extents = blocks.column("extent")[blocks.order]
+    by_extent = np.argsort(extents, kind="stable")
+    found, starts = np.unique(extents[by_extent], return_index=True)
+    rows = np.split(blocks.order[by_extent], starts[1:]) if len(found) else []
+    slots, owners = blocks.column("slot"), blocks.column("tier_id")
+    for extent, members in zip(found.tolist(), rows, strict=True):
+        allocator.adopt(extent, strides[extent], slots[members].tolist(), owners[members].tolist())
         stock.strides[extent] = strides[extent]
-    stock.change.extents.update((ID_KEY.pack(extent), None) for extent in strides.keys() - by_extent.keys())
+    stock.change.extents.update((ID_KEY.pack(extent), None) for extent in strides.keys() - stock.strides.keys())

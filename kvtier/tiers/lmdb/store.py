@@ -20,7 +20,7 @@ from kvtier.blocks.namespace import NamespaceTable
 from kvtier.errors import ClosedError
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
-from kvtier.tiers.lmdb.loading import list_blocks
+from kvtier.tiers.lmdb.loading import Blocks, list_blocks
 from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.opening import open_store
 from kvtier.tiers.lmdb.reader import BlockReader
@@ -44,7 +44,8 @@ class LmdbTier:
         self._reader = BlockReader(store, verify)
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max)
         self._writer = BatchWriter(store, self._room)
-        self._scanned: list[StoredBlock] | None = store.stock.blocks
+        self._scanned: Blocks | None = store.stock.blocks
+        store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
 
     @classmethod
     def open(
