@@ -254,10 +254,12 @@ class Directory:
 
     def _account_holds(self, handles: Sequence[int], tier: int, sign: int) -> None:
         """The first hold takes a copy out of the idle ones, the last puts it back: no other tier's count changes."""
-        ready, bottom = self.ready_among(handles, tier), self._bottom
-        lowest = tier == self.tiers - 1
-        self.idle[tier] += sign * len(ready)
-        self.idle_clean[tier] += sign * (len(ready) if lowest else sum([bottom[handle] > tier for handle in ready]))
+        states, bottom, lowest = self._state[tier], self._bottom, tier == self.tiers - 1
+        for handle in handles:
+            if states[handle] == READY:
+                self.idle[tier] += sign
+                if lowest or bottom[handle] > tier:
+                    self.idle_clean[tier] += sign
 
     def _extremes(self, handle: int) -> tuple[int, int]:
         """The fastest and the slowest tier with a READY copy, as `_top` and `_bottom` have it."""

@@ -9,7 +9,7 @@ Units: handles, tier indexes, seconds of the engine's clock.
 """
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from kvtier.cache.residency import Residency
@@ -21,7 +21,7 @@ from kvtier.types import TransferBatch
 LANE_BATCHES_MAX = 4  # more only queue at the device, where a later but more urgent load can't overtake them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Promotion:
     """A top copy that waits: how urgently, which tier the current hop enters, and whether it was planned for this."""
 
@@ -82,7 +82,7 @@ class Promotions:
         """Somebody with an earlier deadline joined a promotion that still waits for its next hop."""
         wanted = self._wanted.get(handle)
         if wanted is not None:
-            self._wanted[handle] = replace(wanted, deadline_s=min(wanted.deadline_s, deadline_s))
+            wanted.deadline_s = min(wanted.deadline_s, deadline_s)
 
     def give_up(self, handle: int) -> None:
         """Nobody waits for this promotion any more: what is not under way does not start, so that loads of a slow
@@ -111,7 +111,7 @@ class Promotions:
         if wanted is None or tier != wanted.entering:
             return False  # a prefetch beside it, say
         if tier and self._directory.state(handle, 0) is State.FILLING and self._directory.is_ready(handle, tier):
-            self._wanted[handle] = replace(wanted, entering=0)
+            wanted.entering = 0
             self._hop(handle, (tier, 0), wanted.deadline_s)
             return False
         del self._wanted[handle]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import kvtier
+from kvtier.allocator import host_memory
 from kvtier.blocks.hashing import Keys
 from kvtier.integrations.transformers.holds import Holds
 from kvtier.integrations.transformers.past import SessionCache
@@ -76,6 +77,7 @@ def _fill(
         pair = []
         for part in ("k", "v"):
             rows = torch.empty((len(slots), columns, group.kv_heads, group.head_dim), dtype=model.dtype)
+            host_memory.populate_within(rows.data_ptr(), rows.nbytes)  # a quarter of the time that page faults take
             for row, pad, own in zip(rows, prompts.pads, slots, strict=True):
                 row[: min(pad, columns)] = 0
                 if pad < columns:
