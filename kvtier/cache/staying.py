@@ -42,9 +42,8 @@ class NotDemotable(NotDirty):
         return below is not State.GONE or super().__contains__(handle)
 
 
-class NotEvictable(Container[int]):
-    """Handles of a persistent tier that are held, live above as well (those would be written down again), or
-    were just stored for a flush."""
+class Protected(Container[int]):
+    """Handles of a persistent tier that are held, or were just stored for a flush."""
 
     def __init__(self, directory: Directory, tier: int, flushed: Container[int]) -> None:
         self._directory = directory
@@ -53,5 +52,12 @@ class NotEvictable(Container[int]):
 
     def __contains__(self, handle: object) -> bool:
         assert isinstance(handle, int)
-        held = self._directory.is_held(handle, self._tier)
-        return held or self._directory.top(handle) != self._tier or handle in self._flushed
+        return self._directory.is_held(handle, self._tier) or handle in self._flushed
+
+
+class NotEvictable(Protected):
+    """Those, and handles that live above as well: they would be written down again."""
+
+    def __contains__(self, handle: object) -> bool:
+        assert isinstance(handle, int)
+        return self._directory.top(handle) != self._tier or super().__contains__(handle)

@@ -8,10 +8,8 @@ has just saved, stays.
 Units: seconds of the engine's clock, bytes.
 """
 
-from collections.abc import Container
-
-from kvtier.cache.directory import Directory
 from kvtier.cache.residency import Residency
+from kvtier.cache.staying import Protected
 from kvtier.engine.demotion import Demotions
 from kvtier.engine.flight import Flight
 from kvtier.types import TransferBatch
@@ -49,22 +47,9 @@ class DiskPressure:
         return min(self._ask_at_s.values(), default=None)
 
     def _give_way(self, tier: int) -> TransferBatch | None:
-        staying = Staying(self._residency.directory, tier, self._demotions.flushes)
+        staying = Protected(self._residency.directory, tier, self._demotions.flushes)
         victims = self._demotions.whole_extent(tier, staying)
         if not victims:
             return None
         self._residency.counters.add_tier(tier, "gave_way", len(victims))
         return self._flight.depart((tier, tier), (), [self._residency.evict(handle, tier) for handle in victims])
-
-
-class Staying(Container[int]):
-    """Handles of a persistent tier that are held, or that a running flush has stored."""
-
-    def __init__(self, directory: Directory, tier: int, flushed: Container[int]) -> None:
-        self._directory = directory
-        self._tier = tier
-        self._flushed = flushed
-
-    def __contains__(self, handle: object) -> bool:
-        assert isinstance(handle, int)
-        return self._directory.is_held(handle, self._tier) or handle in self._flushed
