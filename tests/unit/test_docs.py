@@ -70,3 +70,13 @@ def test_every_link_leads_somewhere():
     for document in (ROOT / "docs").rglob("*.md"):
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_every_counter_is_explained():
+    """`stats()` shows numbers that nobody can interpret."""
+    told = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "counters.md").read_text()))
+    tiers = [{"type": "gpu", "capacity": "64KiB"}, {"type": "host", "capacity": "64KiB"}]
+    model = {"name": "m", "weights_epoch": "v1", "layers": 1, "kv_heads": 1, "head_dim": 8, "dtype": "float32"}
+    with kvtier.open_sync({"model": model, "tiers": tiers}) as cache:
+        stats = cache.stats()
+    assert (set(stats) | set(stats["tiers"]["gpu"])) - {"tiers"} <= told

@@ -141,3 +141,10 @@ def test_encoding_a_reply_again_only_costs_time(cache: Any, model: Any, tokenize
             output = model.generate(turn, **session.generate_kwargs, max_new_tokens=6, do_sample=False)
         assert session.tokens_restored == restored
         assert torch.equal(output, model.generate(turn, max_new_tokens=6, do_sample=False))
+
+
+@pytest.mark.parametrize("turns", [[], [[]], ["hi"], [5, 6]])
+def test_turns_that_are_none_are_refused(cache: Any, model: Any, turns: Any) -> None:
+    """A plain mistake ends in an error of max(), or of torch."""
+    with pytest.raises(UsageError, match="one list of new token ids"):
+        Chat(cache, model).reply(turns, max_new_tokens=1)

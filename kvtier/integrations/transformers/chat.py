@@ -46,6 +46,8 @@ class Chat:
         generate_options: for `model.generate()`, such as max_new_tokens, do_sample or a streamer.
         If it raises, the histories are as before. Raises UsageError for another number of conversations than before.
         """
+        if not turns or not all(isinstance(turn, list | tuple) and turn for turn in turns):
+            raise UsageError(f"turns is {turns!r}; pass one list of new token ids for each conversation")
         histories = self.histories or [[] for _ in turns]
         if len(turns) != len(histories):
             raise UsageError(f"{len(turns)} turns for {len(histories)} conversations; start another Chat for others")

@@ -57,10 +57,16 @@ class Prompts:
 
 def prompts_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Prompts:
     """The rows of a [rows, columns] tensor. Raises UsageError for an empty one, and for padding not on the left."""
+    if not isinstance(input_ids, torch.Tensor) or input_ids.is_floating_point():
+        raise UsageError(f"input_ids is {input_ids!r}; pass an integer tensor [prompts, tokens]")
+    if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
+        raise UsageError(f"attention_mask is {attention_mask!r}; pass the tokenizer's tensor [prompts, tokens]")
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise UsageError(
             f"token ids have the shape {list(input_ids.shape)}; pass [prompts, tokens], one or more of each"
         )
+    if bool((input_ids < 0).any()):
+        raise UsageError(f"token id {int(input_ids.min())} is negative; pass what the tokenizer gave")
     mask = _mask_of(model, input_ids, attention_mask)
     if not bool(mask[:, -1].all()):
         raise UsageError(

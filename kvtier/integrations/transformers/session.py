@@ -9,7 +9,7 @@ what it was). Wrong calls, such as right padding, raise UsageError before anythi
 import inspect
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ import kvtier
 from kvtier.blocks.extra_keys import ExtraKeys
 from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.errors import UsageError
+from kvtier.integrations.transformers.fed import FedTokens
 from kvtier.integrations.transformers.holds import Holds
 from kvtier.integrations.transformers.identity import shape_of
 from kvtier.integrations.transformers.keep import keep
@@ -61,6 +62,8 @@ class PrefixSession:
         owner: str = "transformers",
         extra: ExtraKeys | None = None,
     ) -> None:
+        if inspect.iscoroutinefunction(cache.reserve):
+            raise UsageError("generate() cannot await an asyncio cache; pass one of kvtier.open_sync")
         self._spec = cache.config.model
         shape_of(model).check_fits(self._spec)
         refuse_adapters(model, extra)
@@ -72,6 +75,8 @@ class PrefixSession:
         self._share_prefix = share_prefix
         self._new_tokens_max = max_new_tokens
         self._open = False
+        self._fed = FedTokens(self._prompts)
+        self._unwatch: Callable[[], None] = lambda: None
         self._committing = threading.Lock()
         self._blocks_kept = [0] * len(self._prompts.rows)
         self.past = self._empty_past()
@@ -93,6 +98,7 @@ class PrefixSession:
             if self._share_prefix and len(self._prompts.rows) > 1:
                 self._compute_shared()
             self._restore()
+        self._unwatch = self._fed.watch(self._model, lambda: self.past)
         return self
 
     def commit(self, output_ids: torch.Tensor | None = None) -> int:
@@ -100,12 +106,14 @@ class PrefixSession:
 
         output_ids: what `generate` returned, [prompts, tokens], padding included: the generated blocks are kept too,
         of each row up to its end. Without it the prompts' blocks are kept, as on exit; that may be done at any time.
-        Raises UsageError after exit, or if the output does not begin with the prompts.
+        Raises UsageError after exit, or if the output is not what this session's cache was fed.
         """
         with self._committing:
             if not self._open:
                 raise UsageError("the session is over; commit inside its with block")
             rows = list(self._prompts.rows) if output_ids is None else self._continued(output_ids)
+            if output_ids is not None:
+                self._fed.check_output(output_ids, self.past.columns_whole())
             before = self.tokens_committed
             with self._costing_time_only("commit"):
                 self._commit(rows)
@@ -131,6 +139,7 @@ class PrefixSession:
                 self.commit()
         finally:
             self._open = False
+            self._unwatch()
 
     # ------------------------------------------------------------ restore
 
