@@ -174,7 +174,7 @@ class OrderLog:
 
     def _log_rows(self) -> Rows:
         calls = [
-            [what, argument, handles.tobytes(), places.tobytes(), [order_rows.ghost_row(ghost) for ghost in ghosts]]
+            [what, argument, handles.tobytes(), places.tobytes(), order_rows.pack_ghosts(ghosts)]
             for what, argument, handles, places, ghosts in self._calls
         ]
         names = self._namespaces(ghost for call in self._calls for ghost in call[4])

@@ -5,10 +5,10 @@ Owns nothing. The policy of then comes back under the handles of then, by its sn
 first row that is not whole.
 """
 
+import struct
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kvtier.cache import order_rows
 from kvtier.cache.order_log import EVICT, FORGET, RESIZE
@@ -21,13 +21,27 @@ from kvtier.types import StoreKey, block_key_of, namespace_of, store_key
 
 @dataclass(slots=True)
 class Recalled:
-    """A policy as it was when the last row was committed, in terms of the handles of then."""
+    """A policy as it was when the last row was committed, in terms of handles of its own: 0, 1, 2 ...
+
+    Those of then may be any u32, and a policy's columns are as long as its largest handle.
+    """
 
     name: str
     policy: Policy
     places: dict[int, int]  # of residents
     ghosts: dict[int, Ghost]
     namespaces: dict[int, bytes]  # fingerprints by the local ids of then
+    handles: dict[int, int]  # ours, by those of then
+
+    def ours(self, then: Iterable[int]) -> list[int]:
+        """Our handles for those of then, new ones where there are none yet."""
+        handles = self.handles
+        return [handles.setdefault(handle, len(handles)) for handle in then]
+
+    def note_ghosts(self, ghosts: Iterable[Ghost]) -> None:
+        for ghost in ghosts:
+            (handle,) = self.ours([ghost.handle])
+            self.ghosts[handle] = ghost
 
 
 def recall(rows: Mapping[bytes, bytes]) -> Recalled | None:
@@ -35,29 +49,30 @@ def recall(rows: Mapping[bytes, bytes]) -> Recalled | None:
     try:
         number, snapshot = order_rows.decode_snapshot(rows)
         policy = POLICIES.get(snapshot.policy)(snapshot.blocks)
-        policy.restore(snapshot.state)
+        recalled = Recalled(snapshot.policy, policy, {}, {}, dict(snapshot.namespaces), {})
+        recalled.places = dict(zip(recalled.ours(snapshot.places), snapshot.places.values(), strict=True))
+        recalled.note_ghosts(snapshot.ghosts)
+        policy.restore(snapshot.state, recalled.handles)
     except (ValueError, TypeError, KvtierError):
         return None
-    ghosts = {ghost.handle: ghost for ghost in snapshot.ghosts}
-    recalled = Recalled(snapshot.policy, policy, dict(snapshot.places), ghosts, dict(snapshot.namespaces))
     for calls, namespaces in order_rows.decode_logs(rows, number):
-        recalled.namespaces |= namespaces
         try:
+            recalled.namespaces |= namespaces
             for call in calls:
                 _repeat(recalled, *call)
-        except (ValueError, TypeError, InvariantError):
+        except (ValueError, TypeError, AttributeError, struct.error, InvariantError):
             break
     return recalled
 
 
-def _repeat(recalled: Recalled, what: str, argument: int, handles: bytes, places: bytes, ghosts: list[Any]) -> None:
+def _repeat(recalled: Recalled, what: str, argument: int, handles: bytes, places: bytes, ghosts: bytes) -> None:
     """Tell the policy once more what it was told."""
-    policy, named = recalled.policy, array("I", handles)
+    policy, named = recalled.policy, recalled.ours(array("I", handles))
     if what == EVICT:
-        policy.evict(named, None if argument < 0 else argument)
+        policy.evict(named, recalled.handles.get(argument))
         for handle in named:
             recalled.places.pop(handle, None)
-        recalled.ghosts |= {row[0]: Ghost(*row) for row in ghosts}
+        recalled.note_ghosts(order_rows.unpack_ghosts(ghosts))
     elif what == FORGET:
         policy.forget(named)
         for handle in named:

@@ -11,13 +11,14 @@ keys are big-endian, in values little-endian.
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cbor2
 
-from kvtier.types import StoreKey
+from kvtier.blocks import plain_cbor
+from kvtier.types import GROUP_BYTES, NAMESPACE_BYTES, StoreKey
 
 HEAD_KEY = b"policy/head"
 SNAPSHOT_KEY = b"policy/snapshot/"
@@ -28,6 +29,7 @@ CHUNK_BYTES = 32 << 10  # LMDB needs neighbouring free pages for a value
 _CRC = struct.Struct("<I")
 _NUMBER = struct.Struct(">Q")
 _CHUNK = struct.Struct(">QI")
+_GHOST = struct.Struct("<IIB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,7 @@ def unsealed(key: bytes, row: bytes | None) -> Any:
     body, crc = row[: -_CRC.size], row[-_CRC.size :]
     if _CRC.unpack(crc)[0] != zlib.crc32(key + body):
         raise ValueError(f"row {key!r} does not match its check")
-    try:
-        return cbor2.loads(body)
-    except (cbor2.CBORDecodeError, RecursionError) as error:
-        raise ValueError(f"row {key!r} is not CBOR: {error}") from error
+    return plain_cbor.loads(body)
 
 
 def encode_snapshot(number: int, snapshot: Snapshot) -> dict[bytes, bytes]:
@@ -82,7 +81,7 @@ def encode_snapshot(number: int, snapshot: Snapshot) -> dict[bytes, bytes]:
         "blocks": snapshot.blocks,
         "state": snapshot.state,
         "places": struct.pack(f"<{len(flat)}I", *flat),
-        "ghosts": _ghost_rows(snapshot.ghosts),
+        "ghosts": pack_ghosts(snapshot.ghosts),
         "namespaces": dict(snapshot.namespaces),
     }
     body = cbor2.dumps(content, canonical=True)
@@ -102,22 +101,22 @@ def encode_snapshot(number: int, snapshot: Snapshot) -> dict[bytes, bytes]:
 def decode_snapshot(rows: Mapping[bytes, bytes]) -> tuple[int, Snapshot]:
     """The snapshot that counts, and its number. Raises ValueError if there is none whole."""
     try:
-        head = cbor2.loads(rows[HEAD_KEY])
+        head = plain_cbor.loads(rows[HEAD_KEY])
         number, chunks = head["snapshot"], head["chunks"]
         body = b"".join(rows[SNAPSHOT_KEY + _CHUNK.pack(number, index)] for index in range(chunks))
         if zlib.crc32(body) != head["crc"]:
             raise ValueError("the snapshot does not match its check")
-        content = cbor2.loads(body)
+        content = plain_cbor.loads(body)
         cells = struct.unpack(f"<{len(content['places']) // 4}I", content["places"])
         return number, Snapshot(
             content["policy"],
             content["blocks"],
             content["state"],
             dict(zip(cells[::2], cells[1::2], strict=True)),
-            [Ghost(*row) for row in content["ghosts"]],
+            unpack_ghosts(content["ghosts"]),
             content["namespaces"],
         )
-    except (KeyError, TypeError, struct.error, cbor2.CBORDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, struct.error) as error:
         raise ValueError(f"damaged snapshot: {error!r}") from error
 
 
@@ -137,12 +136,21 @@ def decode_logs(rows: Mapping[bytes, bytes], number: int) -> Iterator[tuple[list
         number += 1
 
 
-def ghost_row(ghost: Ghost) -> list[Any]:
-    return [ghost.handle, ghost.length_bytes, ghost.key]
+def pack_ghosts(ghosts: Iterable[Ghost]) -> bytes:
+    """u32 handle, u32 length, u8 length of the key, the key; for each."""
+    return b"".join(_GHOST.pack(g.handle, g.length_bytes, len(g.key)) + g.key for g in ghosts)
 
 
-def _ghost_rows(ghosts: Sequence[Ghost]) -> list[list[Any]]:
-    return [ghost_row(ghost) for ghost in ghosts]
+def unpack_ghosts(data: bytes) -> list[Ghost]:
+    """Raises ValueError, TypeError or struct.error if it is none of the above."""
+    ghosts, at = [], 0
+    while at < len(data):
+        handle, length_bytes, key_bytes = _GHOST.unpack_from(data, at)
+        at += _GHOST.size + key_bytes
+        if at > len(data) or key_bytes <= NAMESPACE_BYTES + GROUP_BYTES:
+            raise ValueError("a ghost whose key is cut off or too short")
+        ghosts.append(Ghost(handle, length_bytes, StoreKey(data[at - key_bytes : at])))
+    return ghosts
 
 
 def number_of(key: bytes) -> int:

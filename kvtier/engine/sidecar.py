@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import cbor2
 
+from kvtier.blocks import plain_cbor
 from kvtier.cache.order_log import LOG_BYTES_MIN, Rows
 from kvtier.cache.residency import Residency
 from kvtier.types import Outcome, Status, Transfer, block_key_of, namespace_of
@@ -95,6 +96,6 @@ class Sidecars:
 def _condemned_at(row: bytes) -> int:
     """When; 0 if the row cannot be read."""
     try:
-        return int(cbor2.loads(row)["at_ms"])
-    except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError):
+        return int(plain_cbor.loads(row)["at_ms"])
+    except (KeyError, TypeError, ValueError):
         return 0

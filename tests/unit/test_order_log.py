@@ -1,6 +1,7 @@
 """The order of eviction outlives the process: what `OrderLog` writes down, and what a restart makes of it."""
 
 import random
+import zlib
 
 import cbor2
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kvtier.cache import order_rows
 from kvtier.cache.order_replay import Recalled, recall, todays_key
 from kvtier.cache.order_rows import Ghost
+from kvtier.policies import POLICIES as POLICY_MAKERS
 from kvtier.policies.base import Access
 from kvtier.testing.dict_tier import DictTier
 from kvtier.types import PAGE_BYTES, Status, block_key, store_key
@@ -228,8 +230,32 @@ def test_a_full_index_is_left_alone_for_a_while():
 def test_ghosts_keep_their_namespace():
     """After a restart, whose namespaces have other numbers, a ghost comes back as another model's block."""
     namespaces = {0: b"a" * 32, 1: b"b" * 32}
-    recalled = Recalled("arc", None, {}, {}, namespaces)
+    recalled = Recalled("arc", None, {}, {}, namespaces, {})
     today = {b"b" * 32: 0, b"c" * 32: 1}
     mine, gone = (Ghost(5, 100, store_key(number, block_key(b"hash", 0))) for number in (1, 0))
     assert todays_key(recalled, mine, today.get) == store_key(0, block_key(b"hash", 0))
     assert todays_key(recalled, gone, today.get) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_handles_of_then_cost_no_memory(policy):
+    """A hostile store with handles near 2**31 makes its policy gigabytes long."""
+    disk = DictTier(blocks_max=16)
+    use(flushed(start(disk, policy)), 5)
+    huge = 2**31 - 100
+    snapshot = order_rows.Snapshot("lru", 16, lru_of(huge), {huge: 3}, [], {})
+    disk.notes |= order_rows.encode_snapshot(1000, snapshot)
+    recalled = recall(disk.notes)
+    assert recalled.places == {0: 3}
+    assert len(recalled.policy) == 1
+    engine = start(disk, policy)
+    engine.check()
+    assert set(leaving(engine)[0]) == disk_keys(disk)
+
+
+def lru_of(handle):
+    """The snapshot of a policy that knows this handle, made without paying for it."""
+    small = POLICY_MAKERS.get("lru")(16)
+    small.touch([7], Access.FILL, PAGE_BYTES)
+    body = small.snapshot()[:-4].replace((7).to_bytes(4, "little"), handle.to_bytes(4, "little"))
+    return body + zlib.crc32(body).to_bytes(4, "little")

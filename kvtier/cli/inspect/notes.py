@@ -7,8 +7,7 @@ kinds are passed over. Units: bytes, milliseconds since 1970.
 from dataclasses import dataclass, field
 from typing import Any
 
-import cbor2
-
+from kvtier.blocks import plain_cbor
 from kvtier.cache.order_rows import HEAD_KEY, LOG_KEY, SNAPSHOT_KEY
 from kvtier.engine.sidecar import CONDEMNED_KEY, COUNTERS_KEY
 from kvtier.tiers.lmdb.offline import StoreReader
@@ -72,8 +71,8 @@ def _counters(fields: dict[Any, Any] | None) -> dict[str, int] | None:
 
 def _fields(reader: StoreReader, key: bytes, row: bytes) -> dict[Any, Any] | None:
     try:
-        fields = cbor2.loads(row)
-    except (cbor2.CBORDecodeError, ValueError, RecursionError):
+        fields = plain_cbor.loads(row)
+    except ValueError:
         fields = None
     if isinstance(fields, dict):
         return fields

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import cbor2
-
+from kvtier.blocks import plain_cbor
 from kvtier.cli.inspect.notes import read_notes
 from kvtier.cli.inspect.pace import Pace
 from kvtier.cli.inspect.tally import Tally
@@ -188,9 +187,9 @@ def _size_classes(reader: StoreReader, tally: Tally) -> list[dict[str, int]]:
 def _fields(description: bytes) -> dict[str, Any]:
     """The namespace's fields; empty if the engine described it in a way that is not CBOR."""
     try:
-        fields = cbor2.loads(description)
+        fields = plain_cbor.loads(description)
         json.dumps(fields)
-    except (cbor2.CBORDecodeError, ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

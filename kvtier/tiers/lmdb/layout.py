@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import cbor2
 import xxhash
 
+from kvtier.blocks import plain_cbor
 from kvtier.errors import CorruptBlock
 from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, PAGE_BYTES, BlockKey
 
@@ -157,8 +158,8 @@ def decode_extent(key: bytes, row: bytes) -> tuple[int, int]:
 
 def _cbor_map(key: bytes, row: bytes) -> dict[str, Any]:
     try:
-        fields = cbor2.loads(_unsealed(key, row))
-    except (cbor2.CBORDecodeError, ValueError, RecursionError) as error:
+        fields = plain_cbor.loads(_unsealed(key, row))
+    except ValueError as error:
         raise CorruptBlock(f"row that is not CBOR: {error}") from error
     if type(fields) is not dict:
         raise CorruptBlock("row that is not a CBOR map")
