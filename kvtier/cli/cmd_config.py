@@ -2,18 +2,24 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kvtier.blocks.namespace import fingerprint
-from kvtier.blocks.spec import block_specs
+from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.config import Config, load_config
+from kvtier.config.notes import slots_of
+from kvtier.config.schema import LmdbTierConfig, TierConfig
 from kvtier.config.sources import parse_path
-from kvtier.config.units import format_bytes
+from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
+from kvtier.tiers.lmdb.budget import split
+from kvtier.types import ModelSpec
 
 
 def show(file: Path, assignments: list[str], origin: bool, json_output: bool) -> int:
@@ -42,7 +48,7 @@ def check(file: Path, assignments: list[str], json_output: bool) -> int:
     model = config.model
     print(f"model {model.name}, namespace {facts['namespace'][:16]}, weights epoch {model.weights_epoch}")
     for tier in facts["tiers"]:
-        print(f"  {tier['name']:<8} {format_bytes(tier['capacity_bytes']):>10}  {tier['tokens']:>12,} tokens at most")
+        print(f"  {tier['name']:<8} {readable_bytes(tier['capacity_bytes']):>10}  {tier['tokens']:>12,} tokens at most")
     for note in config.notes:
         print(f"note: {note}")
     return 0
@@ -78,10 +84,12 @@ def as_yaml(config: Config) -> str:
 
 
 def capacity_facts(config: Config) -> dict[str, Any]:
-    """What the tiers would hold: per tier the tokens whose blocks, of all groups, fill it."""
-    token_bytes = sum(
-        spec.stride_bytes / config.model.groups[spec.group].block_tokens for spec in block_specs(config.model)
-    )
+    """What the tiers would hold: per tier the tokens whose blocks, of all groups, fill it.
+
+    Raises ConfigError if a store's capacity is too small beside its index.
+    """
+    specs = block_specs(config.model)
+    token_bytes = sum(spec.stride_bytes / config.model.groups[spec.group].block_tokens for spec in specs)
     return {
         "namespace": fingerprint(config.model).hex(),
         "token_bytes": token_bytes,
@@ -89,11 +97,27 @@ def capacity_facts(config: Config) -> dict[str, Any]:
             {
                 "name": tier.name,
                 "capacity_bytes": tier.capacity_bytes,
-                "tokens": int(tier.capacity_bytes / token_bytes),
+                "tokens": _tokens_of(config.model, specs, tier, f"tiers[{index}]"),
             }
-            for tier in config.tiers
+            for index, tier in enumerate(config.tiers)
         ],
     }
+
+
+def _tokens_of(model: ModelSpec, specs: Sequence[BlockSpec], tier: TierConfig, where: str) -> int:
+    """How many tokens' whole blocks fit: slots take the largest block, a store has extents of each size beside its
+    index."""
+    spans = [model.groups[spec.group].block_tokens for spec in specs]
+    span_tokens = math.lcm(*spans)  # in which every group has whole blocks
+    if not isinstance(tier, LmdbTierConfig):
+        slots = slots_of(tier, max(spec.stride_bytes for spec in specs))
+        return slots // sum(span_tokens // span for span in spans) * span_tokens
+    budget = split(tier.capacity_bytes, max(spec.block_bytes for spec in specs), where)
+    extents = sum(
+        Fraction(span_tokens // span, budget.extent_bytes // spec.stride_bytes)
+        for span, spec in zip(spans, specs, strict=True)
+    )
+    return int(budget.extents_max / extents) * span_tokens
 
 
 def _origin_lines(config: Config) -> list[str]:

@@ -9,7 +9,7 @@ from math import ceil
 
 from kvtier.blocks.spec import block_specs
 from kvtier.config.schema import GpuTierConfig, TierConfig
-from kvtier.config.units import format_bytes
+from kvtier.config.units import readable_bytes
 from kvtier.types import ModelSpec
 
 
@@ -28,7 +28,7 @@ def _smaller_than_above(tiers: Sequence[TierConfig]) -> Iterator[str]:
     """It still serves as the way down, and keeps what left the tier above last: no reason to refuse it."""
     for index, (above, tier) in enumerate(pairwise(tiers), start=1):
         if tier.capacity_bytes < above.capacity_bytes:
-            has, more = format_bytes(tier.capacity_bytes), format_bytes(above.capacity_bytes)
+            has, more = readable_bytes(tier.capacity_bytes), readable_bytes(above.capacity_bytes, up=True)
             yield (
                 f"tiers[{index}].capacity: {tier.name} holds {has}, less than the {more} of {above.name} above it: "
                 f"much of what it has will lie in {above.name} too"

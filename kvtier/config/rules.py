@@ -21,7 +21,7 @@ from kvtier.config.schema import (
     PrefetchConfig,
     TierConfig,
 )
-from kvtier.config.units import format_bytes
+from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.types import ModelSpec
 
@@ -67,7 +67,7 @@ def check_growth(tiers: Sequence[TierConfig], problems: list[ConfigError]) -> No
 def check_range(index: int, tier: TierConfig, problems: list[ConfigError]) -> None:
     """Refuse a range of addresses that is smaller than what is to lie in it."""
     if isinstance(tier, GpuTierConfig) and tier.capacity_max_bytes < tier.capacity_bytes:
-        has, needs = format_bytes(tier.capacity_max_bytes), format_bytes(tier.capacity_bytes)
+        has, needs = readable_bytes(tier.capacity_max_bytes), readable_bytes(tier.capacity_bytes, up=True)
         problem = f"{has} of addresses do not hold the capacity of {needs}"
         problems.append(ConfigError(f"tiers[{index}].capacity_max", problem, f"Use at least {needs}, or leave it out."))
 
@@ -117,10 +117,10 @@ def check_store_outside_weights(weights: Path | None, tiers: Sequence[TierConfig
 def _too_small(path: str, have_bytes: int, blocks: int, spec: BlockSpec, model: ModelSpec) -> ConfigError:
     need_bytes = blocks * spec.stride_bytes
     problem = (
-        f"{format_bytes(have_bytes)} is less than {blocks} block{'s' * (blocks > 1)} of "
-        f"{format_bytes(spec.stride_bytes)} ({_block_terms(spec, model)})"
+        f"{readable_bytes(have_bytes)} is less than {blocks} block{'s' * (blocks > 1)} of "
+        f"{readable_bytes(spec.stride_bytes)} ({_block_terms(spec, model)})"
     )
-    return ConfigError(path, problem, f"Use at least {format_bytes(need_bytes)}, or fewer block_tokens.")
+    return ConfigError(path, problem, f"Use at least {readable_bytes(need_bytes, up=True)}, or fewer block_tokens.")
 
 
 def _block_terms(spec: BlockSpec, model: ModelSpec) -> str:
@@ -133,10 +133,10 @@ def _block_terms(spec: BlockSpec, model: ModelSpec) -> str:
 
 
 def _churns(index: int, tier: TierConfig, above: TierConfig, needed_bytes: int) -> ConfigError:
-    has, needs = format_bytes(tier.capacity_bytes), format_bytes(needed_bytes)
+    has, needs = readable_bytes(tier.capacity_bytes), readable_bytes(needed_bytes, up=True)
     problem = (
         f"{tier.name} holds {has}, less than the {needs} that demotion keeps copied below {above.name} "
-        f"(high_watermark {above.high_watermark:g} of {format_bytes(above.capacity_bytes)}): "
+        f"(high_watermark {above.high_watermark:g} of {readable_bytes(above.capacity_bytes)}): "
         "blocks would be copied down for ever"
     )
     remedy = f"Use at least {needs}, a lower high_watermark of {above.name}, or leave the tier out."

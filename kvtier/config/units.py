@@ -2,7 +2,8 @@
 
 Owns no state. Sizes come out as whole bytes, durations as seconds, fractions as 0 .. 1. A refused text raises
 `Rejected`, which says what to write instead and leaves it to the caller to say where.
-Always: `parse_bytes(format_bytes(n)) == n` and `parse_seconds(format_seconds(s)) == s`.
+Always: `parse_bytes(format_bytes(n)) == n` and `parse_seconds(format_seconds(s)) == s`; a size that `readable_bytes`
+rounds is on the safe side of the right one, to within a hundredth of its unit.
 """
 
 import math
@@ -29,6 +30,8 @@ SECOND_UNITS = {
     "m": Decimal(60),
     "h": Decimal(3600),
 }
+_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_READABLE_DIGITS = 4
 BYTES_MAX = 1 << 62  # offsets are signed 64-bit numbers in the kernel's interfaces
 
 # At most 20 digits: longer numbers are beyond BYTES_MAX, and their conversion would take quadratic time.
@@ -83,11 +86,24 @@ def parse_fraction(value: object) -> float:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """The size in the largest binary unit that divides it, else in bytes: exact, never rounded."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if size_bytes and size_bytes % BYTE_UNITS[unit] == 0:
-            return f"{size_bytes // BYTE_UNITS[unit]}{unit}"
-    return f"{size_bytes}B"
+    """The size in the unit that takes the smallest whole number: exact, never rounded."""
+    exact = [unit for unit, factor in BYTE_UNITS.items() if size_bytes and size_bytes % factor == 0]
+    unit = max(exact, key=BYTE_UNITS.__getitem__, default="B")
+    return f"{size_bytes // BYTE_UNITS[unit]}{unit}"
+
+
+def readable_bytes(size_bytes: int, up: bool = False) -> str:
+    """The size for a sentence: exact if that is short, else with two decimals.
+
+    Rounded down, as what there is, or `up`, as what is needed; so 'have' stays less than 'need', and a size that a
+    remedy names is enough.
+    """
+    exact = format_bytes(size_bytes)
+    if len(exact.rstrip("BKMGTik")) <= _READABLE_DIGITS:
+        return exact
+    unit = max((unit for unit in _BINARY_UNITS if BYTE_UNITS[unit] <= size_bytes), key=BYTE_UNITS.__getitem__)
+    hundredths = (size_bytes * 100 + (BYTE_UNITS[unit] - 1) * up) // BYTE_UNITS[unit]
+    return f"{hundredths // 100}.{hundredths % 100:02}{unit}"
 
 
 def format_seconds(seconds: float) -> str:

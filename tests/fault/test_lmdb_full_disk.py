@@ -13,7 +13,7 @@ import pytest
 
 from kvtier.errors import StoreError
 from kvtier.testing.stores import StoreDriver
-from kvtier.tiers.lmdb import blockfile, opening
+from kvtier.tiers.lmdb import blockfile, opening, settings
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES
 from kvtier.tiers.lmdb.index import Index
@@ -112,7 +112,7 @@ def test_nothing_is_written_before_it_is_settled(tmp_path: Path, monkeypatch: py
 def test_a_new_store_is_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user would be told that the store is damaged, and a half-made folder be left behind."""
     monkeypatch.setattr(opening, "free_bytes", lambda folder: 200_000)
-    with pytest.raises(StoreError, match=r"No space left.*bytes free, a store without blocks takes 262144.*Make room"):
+    with pytest.raises(StoreError, match=r"No space left.*iB free, a store without blocks takes 256KiB.*Make room"):
         StoreDriver(tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
@@ -129,10 +129,63 @@ def test_a_new_store_below_min_free_waits(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(opening, "free_bytes", lambda folder: Disk.free)
     store = StoreDriver(tmp_path / "s", min_free_bytes=4 << 20, open_file=Disk.open)
     assert store.tier.room(5000) == 0
+    assert any("has 3MiB free, of which min_free keeps 4MiB" in note for note in store.tier.notes)
     assert store.write([1]) == [NO_ROOM]
     taken = sum(path.stat().st_blocks * 512 for path in [tmp_path / "s", *(tmp_path / "s").rglob("*")])
     assert taken <= 256 << 10
     Disk.free = 8 << 20
+    assert store.write([1]) == [DONE]
+    store.close()
+
+
+class SmallDisk(BlockFile):
+    """A filesystem of 96 MiB of our own, scripted."""
+
+    total = 96 << 20
+
+    def disk_free_bytes(self) -> int:
+        return self.total - self.disk_bytes()
+
+
+@pytest.mark.parametrize("free_mib", [96, 40, 35])
+def test_a_capacity_beyond_the_disk_stores_what_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int
+) -> None:
+    """On a small disk one extent would be more than it has, and no block ever be stored."""
+
+    class Disk(SmallDisk):
+        total = free_mib << 20
+
+    monkeypatch.setattr(opening, "free_bytes", lambda folder: Disk.total)
+    store = StoreDriver(tmp_path / "s", capacity_bytes=1 << 30, min_free_bytes=32 << 20, open_file=Disk.open)
+    extent_bytes = store.tier._store.header.extent_bytes
+    assert extent_bytes == (free_mib - 32) << 17, "an eighth of what the disk can give"
+    assert store.tier.room(16_384) >= 5 * extent_bytes // 16_384
+    assert set(store.write(range(32), 16_384)) == {DONE}
+    assert not any("min_free keeps 32MiB" in note and "an extent" in note for note in store.tier.notes)
+    Disk.total = 1 << 40
+    store.reopen()
+    assert store.tier._store.header.extent_bytes == extent_bytes
+    assert sorted(store.kept) == list(range(32))
+    store.close()
+
+
+def test_a_disk_that_is_full_for_now_does_not_size_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment without room would leave a large store with extents of one block for ever."""
+
+    class Disk(SmallDisk):
+        total = 33 << 20
+
+    monkeypatch.setattr(opening, "free_bytes", lambda folder: Disk.total)
+    monkeypatch.setattr(settings, "filesystem_bytes", lambda folder: 96 << 20)
+    options = {"capacity_bytes": 1 << 30, "min_free_bytes": 32 << 20, "length_bytes_max": 1 << 20}
+    store = StoreDriver(tmp_path / "s", open_file=Disk.open, **options)
+    assert store.tier._store.header.extent_bytes == 8 << 20
+    assert store.write([1]) == [NO_ROOM]
+    [note] = [note for note in store.tier.notes if "no block can be stored until" in note]
+    assert "free, of which min_free keeps 32MiB" in note
+    assert "an extent takes 8MiB" in note
+    Disk.total = 96 << 20
     assert store.write([1]) == [DONE]
     store.close()
 

@@ -40,7 +40,7 @@ def refusing(call: Callable[..., object], code: int, name: str) -> Callable[...,
         (errno.EPERM, "Give this user the folder"),
         (errno.EROFS, "Mount it for writing"),
         (errno.EIO, "The disk fails"),
-        (errno.ENOSPC, r"bytes free, a store without blocks takes \d+\. Make room on the disk"),
+        (errno.ENOSPC, r"iB free, a store without blocks takes 256KiB\. Make room on the disk"),
     ],
 )
 @pytest.mark.parametrize("name", ["lock", "slab", "data.mdb"])

@@ -1,6 +1,7 @@
 """The command line: what it prints, where, and how it ends."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kvtier.cli import cmd_config
 from kvtier.cli.main import app
 from kvtier.config import load_config
 from kvtier.errors import ConfigError, StoreError
+from kvtier.tiers.lmdb.budget import split
 
 TEXT = """\
 model:
@@ -76,11 +78,23 @@ def test_check_says_what_tiers_hold(file: Path) -> None:
     checked = json.loads(run("config", "check", file, "--json").stdout)
     assert checked["ok"] is True
     assert checked["token_bytes"] == token_bytes
-    assert checked["tiers"][2]["tokens"] == (4 << 30) // token_bytes
+    # 32 tokens: two blocks of 32 KiB and one of 16 KiB; host and gpu have slots of 32 KiB, one of them the null block.
+    assert checked["tiers"][0]["tokens"] == (32 - 1) // 3 * 32
+    assert checked["tiers"][1]["tokens"] == 1_500_000_000 // 32_768 // 3 * 32
+    budget = split(4 << 30, 32_768, "tiers[2]")
+    assert checked["tiers"][2]["tokens"] == budget.extents_max * budget.extent_bytes // (5 << 14) * 32
+    assert budget.extents_max * budget.extent_bytes < 4 << 30
     text = run("config", "check", file)
     assert text.exit_code == 0
     assert f"{file}: ok" in text.stdout
     assert checked["notes"] == []
+
+
+def test_check_refuses_a_store_that_could_not_open(file: Path) -> None:
+    """A configuration would be called fine, and the server not start with it."""
+    refused = run("config", "check", file, "--set", "tiers[1].capacity=1MiB", "--set", "tiers[2].capacity=900KiB")
+    assert refused.exit_code == 2
+    assert "tiers[2].capacity: 900KiB, less 512KiB of index" in refused.stderr
 
 
 def test_check_tells_what_works_less_well(file: Path) -> None:
@@ -171,6 +185,22 @@ def test_an_error_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch, fil
     monkeypatch.setattr(cmd_config, "check", full)
     result = run("config", "check", file)
     assert (result.exit_code, result.stderr) == (2, "error: [Errno 28] No space left on device: 'results.json'\n")
+
+
+@pytest.mark.parametrize("verb", ["check", "show"])
+def test_a_file_that_may_not_be_read_is_one_line(verb: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser of options would refuse it with four lines of usage, and without JSON."""
+    monkeypatch.setattr(os, "access", lambda *args, **options: False)
+
+    def refuse(*args: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    result = run("config", verb, file, "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["file"]) == (2, str(file))
+    assert "cannot be read: Permission denied" in told["error"]
+    assert result.stderr == f"error: {told['error']}\n"
 
 
 def test_bytes_that_are_no_text_are_refused(file: Path) -> None:

@@ -12,6 +12,7 @@ from kvtier.config.units import (
     parse_bytes,
     parse_fraction,
     parse_seconds,
+    readable_bytes,
 )
 
 
@@ -71,6 +72,31 @@ def test_refused_sizes(text: object, says: str) -> None:
 def test_sizes_are_shown_exactly(size_bytes: int) -> None:
     """`config show` would print a size that loads to another one."""
     assert parse_bytes(format_bytes(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "down", "up"),
+    [
+        (0, "0B", "0B"),
+        (1023, "1023B", "1023B"),
+        (512 << 20, "512MiB", "512MiB"),
+        (500_000_000, "500MB", "500MB"),
+        (3_355_444, "3.20MiB", "3.21MiB"),
+        (264_212_084 << 10, "251.97GiB", "251.98GiB"),
+        ((1 << 20) - 1, "1023.99KiB", "1024.00KiB"),
+    ],
+)
+def test_sizes_in_sentences_can_be_read(size_bytes: int, down: str, up: str) -> None:
+    """A message would name 264212084KiB, which nobody takes for 252 GiB."""
+    assert (readable_bytes(size_bytes), readable_bytes(size_bytes, up=True)) == (down, up)
+
+
+@given(st.integers(0, BYTES_MAX))
+def test_rounded_sizes_are_on_the_safe_side(size_bytes: int) -> None:
+    """A remedy would name a size that is refused again, or a message say that a size is less than itself."""
+    down, up = (parse_bytes(readable_bytes(size_bytes, up=up)) for up in (False, True))
+    assert down <= size_bytes <= up
+    assert up - down <= size_bytes // 100 + 1
 
 
 @pytest.mark.parametrize(

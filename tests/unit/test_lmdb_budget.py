@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier.errors import ConfigError
-from kvtier.tiers.lmdb.budget import EXTENT_BYTES_MAX, FILESYSTEM_SHARE, OVERHEAD_BYTES, SLOTS_MIN, split
+from kvtier.tiers.lmdb.budget import EXTENT_BYTES_MAX, EXTENTS_MAX, FILESYSTEM_SHARE, OVERHEAD_BYTES, SLOTS_MIN, split
 from kvtier.types import PAGE_BYTES, page_aligned
 
 
@@ -21,6 +21,8 @@ def test_parts_fit(capacity: int, length: int) -> None:
     if remedy:
         needed = int(remedy.split()[3])
         assert needed > capacity
+        with pytest.raises(ConfigError):
+            split(needed - 1, length, "tiers[0]")
         budget = split(needed, length, "tiers[0]")
         capacity = needed
     stride = page_aligned(length)
@@ -41,5 +43,40 @@ def test_common_sizes() -> None:
 
 def test_existing_extents_bind() -> None:
     """Blocks larger than the store's extents would end as NO_ROOM for ever, in silence."""
-    with pytest.raises(ConfigError, match="extents of 1048576"):
+    with pytest.raises(ConfigError, match="extents of 1MiB"):
         split(1 << 30, 2 << 20, "tiers[2]", extent_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("length", [1, 4096, 65_536, 300_000, 203 * 4096, 2 << 20, 24 << 20, 1 << 28])
+@pytest.mark.parametrize("extent", [None, 1 << 28])
+def test_the_remedy_is_the_smallest_capacity(length: int, extent: int | None) -> None:
+    """The user would be sent to a capacity that is refused as well, or to more than is needed."""
+    with pytest.raises(ConfigError) as caught:
+        split(1 << 19, length, "tiers[2]", extent)
+    needed = int(caught.value.remedy.split()[3])
+    with pytest.raises(ConfigError, match=rf"Give at least {needed} bytes"):
+        split(needed - 1, length, "tiers[2]", extent)
+    for more in (0, 1, 4096, needed // 100, needed // 3, 10 * needed):
+        assert split(needed + more, length, "tiers[2]", extent).slots(page_aligned(length)) >= SLOTS_MIN
+
+
+def test_a_refusal_adds_up() -> None:
+    """The user would see a number of blocks that does not follow from the sizes beside it."""
+    with pytest.raises(ConfigError) as caught:
+        split(1 << 20, 65_536, "tiers[2]")
+    assert caught.value.problem == (
+        "1MiB, less 512KiB of index and 324KiB of overhead, leave 188KiB: 2 extents of 64KiB, 2 blocks of 64KiB; a "
+        "store needs room for 4"
+    )
+    assert caught.value.remedy == "Give at least 1118481 bytes (1.07MiB)"
+
+
+@given(st.integers(1 << 22, 1 << 42), st.integers(1, 1 << 20), st.integers(-(1 << 30), 1 << 42))
+def test_extents_follow_the_disk(capacity: int, length: int, reachable: int) -> None:
+    """One extent would be more than a small disk can give; or a large store have too many to look at."""
+    budget = split(capacity, max(1, min(length, capacity // 16)), "tiers[2]", reachable_bytes=reachable)
+    stride = page_aligned(max(1, min(length, capacity // 16)))
+    share = page_aligned(max(0, min(capacity, reachable)) // 8)
+    least = page_aligned(capacity // EXTENTS_MAX)
+    assert stride <= budget.extent_bytes <= max(stride, min(EXTENT_BYTES_MAX, max(share, least)))
+    assert budget.extents_max <= max(EXTENTS_MAX, capacity // EXTENT_BYTES_MAX)

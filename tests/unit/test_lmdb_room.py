@@ -81,7 +81,7 @@ def test_an_extent_is_lent_only_above_min_free(tmp_path: Path, disk: type[Shared
     statuses = store.write(range(2 * PER_EXTENT), LENGTH)
     assert statuses == [Status.DONE] * PER_EXTENT + [Status.NO_ROOM] * PER_EXTENT
     assert free(store) >= MIN_FREE
-    assert f"min_free keeps {MIN_FREE} (1MiB); an extent takes {EXTENT}" in store.tier._room.refusal
+    assert "min_free keeps 1MiB; an extent takes 512KiB" in store.tier._room.refusal
     assert store.tier.excess_bytes() == 0
     disk.others -= 1
     assert store.write([99], LENGTH) == [Status.DONE]
@@ -162,7 +162,81 @@ def test_giving_way_is_told_once(tmp_path: Path, disk: type[SharedDisk], caplog:
         for _ in range(3):
             store.write([])
     [record] = caplog.records
-    assert "has 0 bytes free, of which min_free keeps 1048576 (1MiB); blocks leave" in record.getMessage()
+    assert "has 0B free, of which min_free keeps 1MiB; blocks leave" in record.getMessage()
+    store.close()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "until there is more room" in record.getMessage()]
+
+
+def test_a_store_that_can_hold_nothing_says_so(
+    tmp_path: Path, disk: type[SharedDisk], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A min_free above what is free would leave the store empty for good, and nobody know why."""
+    disk.others = disk.total - MIN_FREE // 2
+    with caplog.at_level(logging.WARNING):
+        store = opened(tmp_path, disk)
+        [text] = told(caplog)
+        assert "the filesystem has 512KiB free, of which min_free keeps 1MiB, and " in text
+        assert "KiB are promised; an extent takes 512KiB: no block can be stored" in text
+        assert [note for note in store.tier.notes if text.endswith(note)]
+        assert store.write([1], LENGTH) == [Status.NO_ROOM]
+        store.reopen()
+        assert any("no block can be stored" in note for note in store.tier.notes)
+        assert told(caplog) == [text]
+    store.close()
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_store_that_stops_growing_says_so(
+    tmp_path: Path, disk: type[SharedDisk], caplog: pytest.LogCaptureFixture, claimed: bool
+) -> None:
+    """Blocks would be refused below the capacity in silence; or a full store be called one that has no room."""
+    disk.claims = claimed
+    store = opened(tmp_path, disk)
+    leave_free(store, disk, MIN_FREE + 2 * EXTENT)
+    with caplog.at_level(logging.WARNING):
+        assert store.write([1], LENGTH) == [Status.DONE]
+        assert told(caplog) == []
+        disk.others += 4096
+        store.write([])
+        [text] = told(caplog)
+        assert "the store stays at 1 extent until" in text
+        assert ("are promised" in text) is not claimed
+        store.write([])
+    assert told(caplog) == [text]
+    assert len([note for note in store.tier.notes if "stays at" in note]) == 1
+    store.close()
+
+
+def test_a_store_at_its_capacity_has_nothing_to_say(
+    tmp_path: Path, disk: type[SharedDisk], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each full cache would warn of a disk that has what it needs."""
+    store = opened(tmp_path, disk)
+    assert Status.NO_ROOM in store.write(range(400), LENGTH)
+    leave_free(store, disk, MIN_FREE)
+    with caplog.at_level(logging.WARNING):
+        store.write([])
+    assert told(caplog) == []
+    store.close()
+
+
+def test_a_disk_that_refuses_an_extent_is_told(
+    tmp_path: Path, disk: type[SharedDisk], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A quota refuses what the filesystem shows as free."""
+
+    def refuse(self: BlockFile, offset: int, length: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    disk.allocate = refuse
+    store = opened(tmp_path, disk)
+    with caplog.at_level(logging.WARNING):
+        assert store.write([1], LENGTH) == [Status.NO_ROOM]
+    [text] = told(caplog)
+    assert "the disk refused an extent: [Errno" in text
     store.close()
 
 
@@ -186,6 +260,7 @@ def test_index_pages_count(tmp_path: Path, disk: type[SharedDisk]) -> None:
     before = index.map_bytes()
     assert store.write([], row=os.urandom(200_000)) == [Status.NO_ROOM]
     assert index.map_bytes() == before
+    assert any("until there is more room" in note for note in store.tier.notes)
     leave_free(store, disk, MIN_FREE + 512 * 1024)
     assert store.write([], row=os.urandom(200_000)) == [Status.DONE]
     assert before < index.map_bytes() <= index.disk_bytes()

@@ -198,7 +198,7 @@ def test_smaller_capacity_evicts_oldest_extents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"capacity_bytes": 1000}, "1000 bytes hold 0 blocks"),
+        ({"capacity_bytes": 1000}, "1kB, less 512KiB of index and 320.01KiB of overhead, leave nothing"),
         ({"durability": "bach"}, "Did you mean 'batch'"),
         ({"length_bytes_max": 0}, "blocks of 0 bytes"),
         ({"io_threads": 0}, "0 I/O threads"),
@@ -215,7 +215,7 @@ def test_bad_settings(tmp_path: Path, options: dict[str, object], problem: str) 
 def test_larger_blocks_than_extents(tmp_path: Path) -> None:
     """Reopened for larger blocks, a store would refuse each of them in silence."""
     StoreDriver(tmp_path / "s").close()
-    with pytest.raises(ConfigError, match="extents of 524288"):
+    with pytest.raises(ConfigError, match="extents of 512KiB"):
         StoreDriver(tmp_path / "s", capacity_bytes=64 << 20, length_bytes_max=600_000)
 
 

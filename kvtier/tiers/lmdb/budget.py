@@ -7,12 +7,14 @@ Pure arithmetic. Units: bytes.
 
 from dataclasses import dataclass
 
+from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.types import PAGE_BYTES, page_aligned
 
 MIB = 1 << 20
 EXTENT_BYTES_MAX = 64 * MIB
 EXTENTS_WANTED = 8
+EXTENTS_MAX = 1 << 16  # on a disk that is nearly full; each is looked at when the store opens
 SLOTS_MIN = 4  # fewer blocks than this are not a cache
 INDEX_BYTES_MIN = MIB // 2
 INDEX_BYTES_FIRST = MIB // 8  # the limit that a new index's file begins with; it grows by what it needs
@@ -41,6 +43,10 @@ class Budget:
     def extents_max(self) -> int:
         return max(0, self.capacity_bytes - self.index_bytes - self.overhead_bytes) // self.extent_bytes
 
+    def slots(self, stride_bytes: int) -> int:
+        """How many blocks of this stride fit."""
+        return self.extents_max * (self.extent_bytes // stride_bytes)
+
     def index_bytes_max(self, lent_extents: int) -> int:
         """How large the index may become while `lent_extents` stay."""
         return self.capacity_bytes - self.overhead_bytes - lent_extents * self.extent_bytes
@@ -53,38 +59,61 @@ def split(
     extent_bytes: int | None = None,
     index_bytes_min: int = 0,
     lent_extents: int = 0,
+    reachable_bytes: int | None = None,
 ) -> Budget:
     """Split a capacity for blocks of up to `length_bytes_max`.
 
     extent_bytes: of the existing store, None for a new one. index_bytes_min: what its index takes already.
     lent_extents: that hold blocks; they are not given up for an index that could be larger, only for a capacity
-    that is smaller. where: the place in the configuration, for the message. Raises ConfigError with the numbers.
+    that is smaller. reachable_bytes: how much of the capacity the disk can give a new store; its extents follow that.
+    where: the place in the configuration, for the message. Raises ConfigError with the numbers.
     """
     stride = page_aligned(length_bytes_max)
+    index_bytes_least = max(INDEX_BYTES_MIN, page_aligned(index_bytes_min))
     if extent_bytes is None:
-        extent_bytes = max(stride, min(EXTENT_BYTES_MAX, page_aligned(capacity_bytes // EXTENTS_WANTED)))
+        extent_bytes = _extent_bytes(capacity_bytes, stride, reachable_bytes)
+        if Budget(capacity_bytes, extent_bytes, index_bytes_least).slots(stride) < SLOTS_MIN:
+            extent_bytes = stride  # nothing is left over at an extent's end
     elif stride > extent_bytes:
         raise ConfigError(
             f"{where}.path",
-            f"the store was created with extents of {extent_bytes} bytes, and a block now takes {stride}",
+            f"the store was created with extents of {readable_bytes(extent_bytes)}, and a block now takes "
+            f"{readable_bytes(stride, up=True)}",
             "Use a new path, or delete the store to have it created anew",
         )
+    least = Budget(capacity_bytes, extent_bytes, index_bytes_least)
+    if least.slots(stride) < SLOTS_MIN:
+        raise _too_small(least, stride, where)
     wanted = max(INDEX_BYTES_MIN, capacity_bytes // INDEX_SHARE, capacity_bytes // stride * RECORD_BYTES)
-    beside_extents = Budget(capacity_bytes, extent_bytes, 0).index_bytes_max(lent_extents) // PAGE_BYTES * PAGE_BYTES
-    wanted = min(page_aligned(min(wanted, capacity_bytes // 8)), beside_extents)
-    index_bytes = max(wanted, INDEX_BYTES_MIN, page_aligned(index_bytes_min))
-    budget = Budget(capacity_bytes, extent_bytes, index_bytes)
-    slots = budget.extents_max * (extent_bytes // stride)
-    if slots < SLOTS_MIN:
-        extents_wanted = -(-SLOTS_MIN // (extent_bytes // stride))
-        enough = 2 * (INDEX_BYTES_MIN + OVERHEAD_BYTES) + EXTENTS_WANTED * stride  # for a new store of any size
-        as_it_is = index_bytes_min + OVERHEAD_BYTES + extents_wanted * extent_bytes  # for an existing one
-        needed_bytes = max(enough, as_it_is)
-        needed_bytes += needed_bytes // (FILESYSTEM_SHARE - 1) + 1
-        raise ConfigError(
-            f"{where}.capacity",
-            f"{capacity_bytes} bytes hold {slots} blocks of {length_bytes_max} bytes beside an index of "
-            f"{index_bytes}; that is too few",
-            f"Give at least {needed_bytes} bytes",
-        )
-    return budget
+    wanted = page_aligned(min(wanted, capacity_bytes // 8))
+    beside_extents = least.index_bytes_max(max(lent_extents, _extents_min(extent_bytes, stride)))
+    index_bytes = max(index_bytes_least, min(wanted, beside_extents // PAGE_BYTES * PAGE_BYTES))
+    return Budget(capacity_bytes, extent_bytes, index_bytes)
+
+
+def _extent_bytes(capacity_bytes: int, stride: int, reachable_bytes: int | None) -> int:
+    """A new store's extents: a share of what it can reach, and not too many for its capacity."""
+    reachable_bytes = capacity_bytes if reachable_bytes is None else min(capacity_bytes, max(0, reachable_bytes))
+    wanted = max(reachable_bytes // EXTENTS_WANTED, capacity_bytes // EXTENTS_MAX)
+    return max(stride, min(EXTENT_BYTES_MAX, page_aligned(wanted)))
+
+
+def _extents_min(extent_bytes: int, stride: int) -> int:
+    return -(-SLOTS_MIN // (extent_bytes // stride))
+
+
+def _too_small(budget: Budget, stride: int, where: str) -> ConfigError:
+    """The refusal of a capacity, with the smallest one that would do: it solves n - n // FILESYSTEM_SHARE == fixed."""
+    fixed_bytes = budget.index_bytes + OVERHEAD_BYTES
+    fixed_bytes += _extents_min(budget.extent_bytes, stride) * budget.extent_bytes
+    needed_bytes = fixed_bytes + (fixed_bytes - 1) // (FILESYSTEM_SHARE - 1)
+    left_bytes = budget.index_bytes_max(0) - budget.index_bytes
+    left = f"leave {readable_bytes(left_bytes)}" if left_bytes > 0 else "leave nothing"
+    return ConfigError(
+        f"{where}.capacity",
+        f"{readable_bytes(budget.capacity_bytes)}, less {readable_bytes(budget.index_bytes)} of index and "
+        f"{readable_bytes(budget.overhead_bytes, up=True)} of overhead, {left}: {budget.extents_max} extents of "
+        f"{readable_bytes(budget.extent_bytes)}, {budget.slots(stride)} blocks of {readable_bytes(stride)}; a store "
+        f"needs room for {SLOTS_MIN}",
+        f"Give at least {needed_bytes} bytes ({readable_bytes(needed_bytes, up=True)})",
+    )

@@ -9,6 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
+from kvtier.config.units import readable_bytes
 from kvtier.errors import StoreError, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import NO_SPACE, free_bytes
 from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, SLAB_NAME
@@ -65,7 +66,8 @@ def refusal(folder: Path, error: OSError) -> StoreError:
     problem = f"cannot be opened: {error}"
     if error.errno in NO_SPACE:
         problem += (
-            f"; the filesystem has {free_bytes(folder)} bytes free, a store without blocks takes {NEW_STORE_BYTES}"
+            f"; the filesystem has {readable_bytes(free_bytes(folder))} free, a store without blocks takes "
+            f"{readable_bytes(NEW_STORE_BYTES)}"
         )
         return StoreError(str(folder), problem, "Make room on the disk, or name a folder on another one")
     remedy = _REMEDIES.get(error.errno or 0, "Check its permissions and its disk")

@@ -86,7 +86,7 @@ def _open_locked(
         wipe(folder)
     index, header = _open_index(folder, lock, settings)
     undo.callback(index.close)
-    budget = _budget(index, header, settings)
+    budget = _budget(folder, index, header, settings)
     header = _header_now(header, budget, settings)
     state = WriterState(os.getpid(), boot_id(), settings.durability, clean=False)
     slab = Slab(open_file(folder / SLAB_NAME), settings.io_threads)
@@ -119,14 +119,19 @@ def _open_locked(
     return store
 
 
-def _budget(index: Index, header: Header | None, settings: Settings) -> Budget:
-    """How the capacity is split now. An index that claimed more of the disk than it used gives way to a smaller one."""
-    if header and settings.capacity_bytes < header.capacity_bytes:
-        index.trim()
-    extent_bytes = header.extent_bytes if header else None
-    lent = sum(1 for _ in index.rows("extents"))
+def _budget(folder: Path, index: Index, header: Header | None, settings: Settings) -> Budget:
+    """How the capacity is split now. An index that claimed more of the disk than it used gives way to a smaller one.
+
+    A new store's extents follow what the disk can give, and stay so.
+    """
     sizes = settings.capacity_bytes, settings.length_bytes_max
-    return split(*sizes, settings.where, extent_bytes, index.map_bytes(), lent)
+    if header is None:
+        reachable_bytes = settings.reachable_bytes(folder, free_bytes(folder))
+        return split(*sizes, settings.where, reachable_bytes=reachable_bytes, index_bytes_min=index.map_bytes())
+    if settings.capacity_bytes < header.capacity_bytes:
+        index.trim()
+    lent = sum(1 for _ in index.rows("extents"))
+    return split(*sizes, settings.where, header.extent_bytes, index.map_bytes(), lent)
 
 
 def _tell(store: OpenStore, notes: list[str]) -> None:
@@ -145,7 +150,9 @@ def _tell(store: OpenStore, notes: list[str]) -> None:
     for finding in store.stock.findings:
         _log.warning("%s: %s", store.folder, finding)
     if store.stock.evicted_blocks:
-        _log.warning("%s: %d blocks left: the capacity is smaller now", store.folder, store.stock.evicted_blocks)
+        _log.warning(
+            "%s: %d blocks were given up: the capacity is smaller now", store.folder, store.stock.evicted_blocks
+        )
 
 
 def _open_index(folder: Path, lock: StoreLock, settings: Settings) -> tuple[Index, Header | None]:

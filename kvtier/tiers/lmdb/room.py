@@ -3,7 +3,8 @@
 Owns: the right to grow. Always: lent extents and the index's map stay within the capacity together; whatever grows
 claims its disk first, and only if the filesystem then still has `min_free_bytes`; an empty extent's disk is given
 back. If somebody else takes the disk, the store gives way: `excess_bytes` asks for extents to be emptied, and
-until they are nothing is stored. The writer's thread only, except `left` and `excess_bytes`.
+until they are nothing is stored. The first time that the disk
+lets it grow no further, it says so. The writer's thread only, except `left` and `excess_bytes`.
 Units: bytes; strides and places in pages of 4096 bytes.
 """
 
@@ -13,7 +14,8 @@ from dataclasses import replace
 
 import lmdb
 
-from kvtier.config.units import format_bytes
+from kvtier.config.units import readable_bytes
+from kvtier.notices import say_once
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, MIB
 from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.types import PAGE_BYTES, page_aligned
@@ -35,7 +37,9 @@ class Room:
         self.reserve_used = True  # the disk that evictions need on a full one is not claimed (yet, or any more)
         self._disk_free_bytes = 0
         self._spare_bytes = 0  # of the filesystem, above min_free and what we owe
+        self._owed_bytes = 0  # of disk, to the index and to what is lent and not yet written
         self._excess_bytes = 0
+        self._shortage_told = False
         self.refresh()
 
     # ------------------------------------------------------------ from memory, on any thread
@@ -88,16 +92,18 @@ class Room:
         self._look()
         if allocator.next_unlent() is None:
             self.refusal = f"capacity: all {allocator.extents_max} extents are lent"
-        elif self._spare_bytes < extent_bytes:
-            self.refusal = f"{self._below_min_free()}; an extent takes {extent_bytes}"
-        if self.refusal:
             return False
-        extent = allocator.lend(stride_pages)
-        assert extent is not None, "there is one to lend"
-        self.refusal = self._claim_extent(extent)
+        if self._spare_bytes < extent_bytes:
+            self.refusal = self._too_little_for("an extent", extent_bytes)
+        else:
+            extent = allocator.lend(stride_pages)
+            assert extent is not None, "there is one to lend"
+            self.refusal = self._claim_extent(extent)
+            if self.refusal:
+                allocator.unlend_unused(extent)
+                store.return_disk([extent])
         if self.refusal:
-            allocator.unlend_unused(extent)
-            store.return_disk([extent])
+            self._tell_shortage(self.refusal)
         return not self.refusal
 
     def _claim_extent(self, extent: int) -> str:
@@ -122,6 +128,8 @@ class Room:
         if wanted > now and self._claim_index(wanted) and self._limit_index(wanted):
             self._count_index()
             return True
+        if wanted > now:
+            self._tell_shortage(self._too_little_for("the index", wanted - now))
         if not evicting or self.reserve_used or not self._limit_index(now + EVICT_RESERVE_BYTES):
             return False
         self.reserve_used = True
@@ -177,6 +185,9 @@ class Room:
         if excess_bytes and not self._excess_bytes:
             _log.warning("%s: %s; blocks leave", store.folder, self._below_min_free())
         self._excess_bytes = excess_bytes
+        lends = store.allocator.lent_extents < store.allocator.extents_max
+        if lends and store.settled and not excess_bytes and self._spare_bytes < store.header.extent_bytes:
+            self._tell_shortage(self._too_little_for("an extent", store.header.extent_bytes))
 
     def _look(self) -> None:
         """What the filesystem has, and what of it is ours to take. Where nothing can be claimed ahead, what is lent
@@ -190,11 +201,26 @@ class Room:
             _log.warning("%s: the filesystem does not say what it has: %s", store.folder, error)
             return
         lent_bytes = store.allocator.lent_extents * store.header.extent_bytes
-        owed_bytes = max(0, lent_bytes - slab_bytes) + max(0, store.index.map_bytes() - index_bytes)
-        self._spare_bytes = self._disk_free_bytes - owed_bytes - self._min_free_bytes
+        self._owed_bytes = max(0, lent_bytes - slab_bytes) + max(0, store.index.map_bytes() - index_bytes)
+        self._spare_bytes = self._disk_free_bytes - self._owed_bytes - self._min_free_bytes
+
+    def _tell_shortage(self, reason: str) -> None:
+        """Say, the first time, that the store cannot grow and why; else blocks would be refused in silence."""
+        if self._shortage_told:
+            return
+        self._shortage_told = True
+        store = self._store
+        lent = store.allocator.lent_extents
+        kept = f"the store stays at {lent} extent{'s' * (lent > 1)}" if lent else "no block can be stored"
+        store.notes.append(f"{reason}: {kept} until there is more room")
+        say_once(_log, str(store.folder), "room", store.notes[-1])
+
+    def _too_little_for(self, what: str, wanted_bytes: int) -> str:
+        owed = f", and {readable_bytes(self._owed_bytes)} are promised" if self._owed_bytes else ""
+        return f"{self._below_min_free()}{owed}; {what} takes {readable_bytes(wanted_bytes, up=True)}"
 
     def _below_min_free(self) -> str:
         return (
-            f"the filesystem has {self._disk_free_bytes} bytes free, of which min_free keeps {self._min_free_bytes} "
-            f"({format_bytes(self._min_free_bytes)})"
+            f"the filesystem has {readable_bytes(self._disk_free_bytes)} free, of which min_free keeps "
+            f"{readable_bytes(self._min_free_bytes, up=True)}"
         )

@@ -8,11 +8,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtier.config.units import format_bytes
+from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
+from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES
 from kvtier.tiers.lmdb.index import SYNC_MODES
 from kvtier.tiers.lmdb.layout import LENGTH_BYTES_MAX
+from kvtier.types import page_aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Settings:
         total_bytes = filesystem_bytes(folder)
         if total_bytes == 0:  # some network filesystems do not tell
             return []
-        has, keep = format_bytes(total_bytes), format_bytes(self.min_free_bytes)
+        has, keep = readable_bytes(total_bytes), readable_bytes(self.min_free_bytes)
         if self.min_free_bytes >= total_bytes:
             raise ConfigError(
                 f"{self.where}.min_free",
@@ -63,9 +65,18 @@ class Settings:
         if self.capacity_bytes <= reachable_bytes:
             return []
         return [
-            f"capacity: {format_bytes(self.capacity_bytes)} will never be reached, for the filesystem has {has} in all "
-            f"and min_free keeps {keep}: {format_bytes(reachable_bytes)} at most"
+            f"capacity: {readable_bytes(self.capacity_bytes)} will never be reached, for the filesystem has {has} in "
+            f"all and min_free keeps {keep}: {readable_bytes(reachable_bytes)} at most"
         ]
+
+    def reachable_bytes(self, folder: Path, free_bytes: int) -> int:
+        """What of the capacity a new store can reach: in what the filesystem has free now, or, if not even one block
+        fits there, in all of it, for then others must leave first. Raises OSError."""
+        now_bytes = free_bytes - self.min_free_bytes
+        if now_bytes >= INDEX_BYTES_MIN + OVERHEAD_BYTES + page_aligned(self.length_bytes_max):
+            return min(self.capacity_bytes, now_bytes)
+        total_bytes = filesystem_bytes(folder)
+        return min(self.capacity_bytes, total_bytes - self.min_free_bytes) if total_bytes else self.capacity_bytes
 
 
 def filesystem_bytes(folder: Path) -> int:
