@@ -5,7 +5,8 @@ python benchmarks/engine_costs.py [--path DIR] [--store-blocks 10000] [--keys 10
 
 import sys
 
-from kvtier.cli.main import app
+from kvtier.cli.main import main
 
 if __name__ == "__main__":
-    app(["bench", "engine", *sys.argv[1:]], prog_name="kvtier")
+    sys.argv[1:1] = ["bench", "engine"]
+    main()

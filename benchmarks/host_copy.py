@@ -5,7 +5,8 @@ python benchmarks/host_copy.py [--block-bytes 737280] [--blocks 16] [--rounds 41
 
 import sys
 
-from kvtier.cli.main import app
+from kvtier.cli.main import main
 
 if __name__ == "__main__":
-    app(["bench", "host", *sys.argv[1:]], prog_name="kvtier")
+    sys.argv[1:1] = ["bench", "host"]
+    main()

@@ -5,7 +5,8 @@ python benchmarks/nvme_io.py [--path DIR] [--block-bytes 737280] [--blocks 16] [
 
 import sys
 
-from kvtier.cli.main import app
+from kvtier.cli.main import main
 
 if __name__ == "__main__":
-    app(["bench", "nvme", *sys.argv[1:]], prog_name="kvtier")
+    sys.argv[1:1] = ["bench", "nvme"]
+    main()

@@ -65,16 +65,16 @@ def engine(
     """A whole cache. Raises UsageError for what cannot be measured; returns the exit code."""
     _check_within("--blocks", blocks, BLOCKS_MAX)
     _check_within("--store-blocks", store_blocks, BLOCKS_MAX)
-    _check_within("--keys", keys, KEYS_MAX)
+    _check_within("--keys", keys, KEYS_MAX, engine_bench.KEYS_MIN)
     _check_within("--move-blocks", move_blocks, BLOCKS_MAX)
     _check_within("--rounds", rounds, ROUNDS_MAX)
     sizes = engine_bench.Sizes(blocks, store_blocks, keys, move_blocks, rounds)
     return _show(lambda: engine_bench.measure(path, sizes), json_output)
 
 
-def _check_within(option: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise UsageError(f"{option} {value}: use 1 to {most}")
+def _check_within(option: str, value: int, most: int, least: int = 1) -> None:
+    if not least <= value <= most:
+        raise UsageError(f"{option} {value}: use {least} to {most}")
 
 
 def _show(measure: Callable[[], Report], json_output: bool) -> int:

@@ -36,8 +36,12 @@ def demo(config: Path | None, prefix_tokens: int, threads: int, out: Path | None
     own = tiers.own_tiers(config) if config else None
     block_tokens = own.model.block_tokens if own else tiers.BLOCK_TOKENS
     _check_numbers(prefix_tokens, threads, block_tokens)
+    weights.check_readable(model_folder)
     if commands := weights.missing_installs(model_folder):
-        print("kvtier demo needs a model to run; install it first:", *commands, sep="\n  ", file=sys.stderr)
+        needs = "kvtier demo needs a model to run; install it first:"
+        print(needs, *commands, sep="\n  ", file=sys.stderr)
+        if json_output:
+            print(json.dumps({"error": f"{needs} {' && '.join(commands)}"}))
         return 2
     try:
         with _folder(out, keep) as folder:
@@ -56,6 +60,8 @@ def demo(config: Path | None, prefix_tokens: int, threads: int, out: Path | None
             return _report(result, folder, _plot_file(folder, out, keep, model_folder), json_output)
     except StepFailed as error:
         print(f"kvtier demo: {error}", file=sys.stderr)
+        if json_output:
+            print(json.dumps({"error": str(error)}))
         return 1
 
 

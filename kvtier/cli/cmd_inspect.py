@@ -28,13 +28,6 @@ SOUND, DAMAGED, USAGE = 0, 1, 2
 _YAML = (".yaml", ".yml")
 
 
-class Paper(Console):
-    """Leaves a reader that went away (`| head`) to `main`: rich would end with 1, which means damage here."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
 def inspect(
     path: Path,
     json_output: bool = False,
@@ -51,8 +44,10 @@ def inspect(
         raise UsageError("--verify checks every block; leave --sample out")
     wanted = SAMPLE_BLOCKS if sample is None else sample
     look = Look(None if verify else wanted, None if rate is None else parse_rate(rate))
-    folder = store_of(path) if path.suffix in _YAML and path.is_file() else path
+    folder = path
     try:
+        if path.suffix in _YAML and path.is_file():
+            folder = store_of(path)
         report = _look(folder, look, quiet=json_output)
     except StoreError as error:
         return _refuse(folder, str(error), json_output, DAMAGED if isinstance(error, DamagedStore) else USAGE)
@@ -62,7 +57,7 @@ def inspect(
     if json_output:
         print(json.dumps(report))
     else:
-        show.show(Paper(highlight=False, markup=False, emoji=False), report)
+        show.show(Console(highlight=False, markup=False, emoji=False), report)
     return DAMAGED if reports.is_damaged(report) else SOUND
 
 

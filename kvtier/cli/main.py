@@ -1,23 +1,26 @@
 """The `kvtier` command: its verbs and options. What a verb does is in `cmd_<verb>`, loaded when it is used.
 
 Always: results go to stdout, errors to stderr; every verb has --json. Exit codes: 0 ok, 1 findings, 2 wrong use
-or something only the user can mend, 130 interrupted. A user's mistake never shows a traceback.
+or something only the user can mend, also an output that cannot be written, 130 interrupted, 141 nobody reads the
+output any more. A user's mistake never shows a traceback.
 """
 
-import json
-import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from kvtier import __version__
-from kvtier.errors import KvtierError
-
 INTERRUPTED = 130  # 128 + SIGINT
-PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+try:
+    import json
+    import sys
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Annotated
+
+    import typer
+
+    from kvtier import __version__
+    from kvtier.cli import streams
+    from kvtier.errors import KvtierError
+except KeyboardInterrupt:  # loading takes long enough to think better of it
+    raise SystemExit(INTERRUPTED) from None
 
 # Plain help and plain tracebacks: both load in a tenth of the time, and a log can hold them.
 app = typer.Typer(
@@ -36,7 +39,8 @@ bench_app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="The kvtier YAML file.")]
+# readable=False: the verbs try for themselves, and say it in one line and as JSON.
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", readable=False, help="The kvtier YAML file.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override one value, such as tiers[1].capacity=8GiB. Repeatable."),
@@ -45,7 +49,11 @@ Assignments = Annotated[
 
 def main() -> None:
     """The console script."""
-    app(prog_name="kvtier")
+    try:
+        with streams.guarded():
+            app(prog_name="kvtier")
+    except KeyboardInterrupt:  # while no verb was running
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _version(wanted: bool) -> None:
@@ -77,7 +85,7 @@ def config_show(
 
         return cmd_config.show(file, assignments or [], origin, json_output)
 
-    _finish(verb, json_output)
+    _finish(verb, json_output, file=file)
 
 
 @config_app.command("check")
@@ -89,13 +97,16 @@ def config_check(file: ConfigFile, assignments: Assignments = None, json_output:
 
         return cmd_config.check(file, assignments or [], json_output)
 
-    _finish(verb, json_output)
+    _finish(verb, json_output, file=file)
 
 
 @app.command("inspect")
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="The folder of a store, in use or not, or a kvtier YAML file.")
+        Path,
+        typer.Argument(
+            metavar="PATH", readable=False, help="The folder of a store, in use or not, or a kvtier YAML file."
+        ),
     ],
     sample: Annotated[
         int | None, typer.Option("--sample", min=0, metavar="N", help="Read and check N blocks.  [default: 64]")
@@ -113,21 +124,25 @@ def inspect(
 
         return cmd_inspect.inspect(path, json_output, sample, verify, rate)
 
-    _finish(verb, json_output)
+    _finish(verb, json_output, path=path)
 
 
 @app.command("demo")
 def demo(
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A kvtier YAML file instead of the demo's own.")
+        Path | None,
+        typer.Option("--config", metavar="FILE", readable=False, help="A kvtier YAML file instead of the demo's own."),
     ] = None,
     prefix_tokens: Annotated[
-        int, typer.Option("--prefix-tokens", min=1, metavar="N", help="Length of the longest shared prefix.")
+        int,
+        typer.Option("--prefix-tokens", metavar="N", help="Length of the longest shared prefix, 16 to 8128."),
     ] = 1024,
     threads: Annotated[int, typer.Option("--threads", min=1, metavar="N", help="Threads of the model.")] = 1,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="A new or empty folder for store, results and plot; it stays."),
+        typer.Option(
+            "--out", metavar="DIR", readable=False, help="A new or empty folder for store, results and plot; it stays."
+        ),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Without --out: keep the temporary folder, and name it.")
@@ -146,7 +161,8 @@ def demo(
 
 Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often each contestant runs.")]
 BenchPath = Annotated[
-    Path | None, typer.Option("--path", metavar="DIR", help="A folder on the disk to measure.  [default: this one]")
+    Path | None,
+    typer.Option("--path", metavar="DIR", readable=False, help="A folder on the disk to measure.  [default: this one]"),
 ]
 
 
@@ -197,7 +213,9 @@ def bench_engine(
     store_blocks: Annotated[
         int, typer.Option("--store-blocks", min=1, metavar="N", help="Blocks of the store that is opened.")
     ] = 10_000,
-    keys: Annotated[int, typer.Option("--keys", min=1, metavar="N", help="Names whose RAM is measured.")] = 1_000_000,
+    keys: Annotated[
+        int, typer.Option("--keys", metavar="N", help="Names whose RAM is measured, 10000 or more.")
+    ] = 1_000_000,
     move_blocks: Annotated[
         int, typer.Option("--move-blocks", min=1, metavar="N", help="Blocks flushed and promoted at once.")
     ] = 64,
@@ -214,28 +232,21 @@ def bench_engine(
     _finish(verb, json_output)
 
 
-def _finish(verb: Callable[[], int], json_output: bool) -> None:
-    """Run a verb and end with its exit code."""
+def _finish(verb: Callable[[], int], json_output: bool, **about: Path) -> None:
+    """Run a verb and end with its exit code. about: what it is about, named in the JSON of an error."""
     try:
         code = verb()
-        sys.stdout.flush()
-    except KvtierError as error:
-        code = _refused(str(error), json_output)
-    except BrokenPipeError:
-        # The reader went away (`| head`). Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = PIPE_CLOSED
-    except OSError as error:
-        code = _refused(str(error), json_output)
+    except (KvtierError, OSError) as error:
+        code = _refused(str(error), json_output, about)
     except KeyboardInterrupt:
         code = INTERRUPTED
     raise typer.Exit(code)
 
 
-def _refused(problem: str, json_output: bool) -> int:
+def _refused(problem: str, json_output: bool, about: dict[str, Path]) -> int:
     """Say what only the user can mend: in words, and to programs as JSON."""
     for line in problem.splitlines():
         print(f"error: {line}", file=sys.stderr)
     if json_output:
-        print(json.dumps({"error": problem}))
+        print(json.dumps({**{name: str(path) for name, path in about.items()}, "error": problem}))
     return 2

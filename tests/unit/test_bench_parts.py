@@ -4,13 +4,15 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kvtier.cli import machine
 from kvtier.cli.bench.rawfile import RawFile
-from kvtier.cli.bench.report import Cost, Race
+from kvtier.cli.bench.report import Cost, Race, Report, counted
 from kvtier.cli.bench.timing import Timed, interleave, quartiles
 
 PAGE = 4096
@@ -65,6 +67,28 @@ def test_a_cost_is_in_its_unit() -> None:
     """Seconds would stand under a target in milliseconds."""
     cost = Cost.of("match", Timed([0.001, 0.002, 0.003], [0.0] * 3), 1.0)
     assert (cost.unit, cost.median, cost.target) == ("ms", pytest.approx(2.0), 1.0)
+
+
+def test_a_narrow_terminal_cuts_no_figure() -> None:
+    """Speeds and targets would end in dots."""
+    report = Report("host", {})
+    timed = {"kvtier": Timed([0.2, 0.3], [1.0, 2.0]), "torch copy_": Timed([0.4, 0.5], [1.0, 2.0])}
+    report.races.append(Race("gpu -> host, scattered", 16, 737_280, timed, 0.8))
+    report.costs.append(Cost("RAM of an idle cache, slots and keys apart", "MB", [12.34, 23.45], 100.0))
+    said = {}
+    for width in (30, 80, 200):
+        console = Console(width=width, file=StringIO(), record=True)
+        report.show(console)
+        said[width] = console.export_text()
+    assert "…" not in said[30]
+    assert set(said[200].split()) <= set(said[30].split())
+    table = said[80].partition("RAM of")[0].splitlines()
+    assert max(map(len, table)) <= 80, "the usual terminal would wrap it"
+
+
+def test_one_block_is_no_blocks() -> None:
+    """A table would speak of 1 blocks."""
+    assert (counted(1), counted(2), counted(1, "unknown block")) == ("1 block", "2 blocks", "1 unknown block")
 
 
 def slots(count: int) -> list[memoryview]:

@@ -99,7 +99,7 @@ def test_nvme_prints_a_table(disk: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_engine_measures_every_part(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One part of the cache would be left out, or a cost would lose its target."""
-    assert cmd_bench.engine(disk, 8, 20, 500, 2, 1, json_output=True) == 0
+    assert cmd_bench.engine(disk, 8, 20, 10_000, 2, 1, json_output=True) == 0
     report = printed(capsys)
     check_shape(report)
     assert [race["what"] for race in report["races"]] == ["flush", "promote"]
@@ -118,6 +118,11 @@ def test_engine_measures_every_part(disk: Path, capsys: pytest.CaptureFixture[st
         "RAM per known key": 220.0,
         "RAM of an idle cache": 100.0,
     }
+    keys = [cost for cost in report["costs"] if cost["what"].startswith("RAM per known key")]
+    assert [cost["what"] for cost in keys] == ["RAM per known key, 10,000 keys"], (
+        "the same number would be measured twice"
+    )
+    assert keys[0]["median"] > 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, KvtierError])
@@ -150,6 +155,8 @@ def test_a_failed_write_is_no_fast_one(disk: Path, monkeypatch: pytest.MonkeyPat
         (["nvme", "--durability", "sure"], "--durability sure: use one of none, batch, strict"),
         (["nvme", "--block-bytes", "9999999999"], "--block-bytes 9999999999: use 1 to"),
         (["host", "--blocks", "999999"], "two tiers of 12 such batches take"),
+        (["engine", "--keys", "9999"], "--keys 9999: use 10000 to 100000000"),
+        (["engine", "--keys", "0"], "--keys 0: use 10000 to 100000000"),
         (["engine", "--store-blocks", "1000001"], "--store-blocks 1000001: use 1 to 1000000"),
     ],
 )
@@ -183,7 +190,7 @@ def test_a_disk_without_direct_io_is_refused(disk: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(folder, "os", SimpleNamespace(**vars(os) | {"open": refuses}))
     with pytest.raises(UsageError, match="refuses O_DIRECT"):
-        cmd_bench.engine(disk, 1, 1, 1, 1, 1, json_output=True)
+        cmd_bench.engine(disk, 1, 1, 10_000, 1, 1, json_output=True)
 
 
 def test_the_sweep_takes_every_length_from_as_few_runs_as_can_be(

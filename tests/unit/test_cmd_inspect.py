@@ -208,16 +208,42 @@ def test_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert snapshot(folder) == before
 
 
-def test_a_reader_that_goes_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`kvtier inspect ... | head -1` would report damage."""
+def test_a_narrow_terminal_cuts_no_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes and counts would end in dots."""
+    _, found = report(capsys, folder)
+    said = []
+    for width in (20, 200):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        show.show(console, found)
+        said.append(console.export_text())
+    assert "…" not in said[0]
+    assert set(said[1].split()) <= set(said[0].split())
 
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
 
-    monkeypatch.setattr("sys.stdout", Gone())
-    with pytest.raises(BrokenPipeError):
-        inspect(folder)
+@pytest.mark.parametrize("text", ["model: {a: b", None])
+def test_a_file_that_cannot_be_used_is_told_as_json(tmp_path: Path, text: str | None) -> None:
+    """A program that looks at many stores would not know which one the error is about, or get no JSON at all."""
+    file = tmp_path / "kvtier.yaml"
+    if text is not None:
+        file.write_text(text)
+    done = CliRunner().invoke(app, ["inspect", str(file), "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told.keys(), told["path"]) == (2, {"path", "error"}, str(file))
+    assert done.stderr == f"error: {told['error']}\n"
+
+
+def test_what_may_not_be_read_is_told_as_json(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of someone else would give four lines of usage on stderr and no JSON."""
+    monkeypatch.setattr(os, "access", lambda *args, **options: False)  # what the parser of options would ask
+
+    def refuse(*args: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder / "lock"))
+
+    monkeypatch.setattr(cmd_inspect.StoreReader, "open", refuse)
+    done = CliRunner().invoke(app, ["inspect", str(folder), "--json"])
+    problem = f"{folder / 'lock'}: cannot be read: Permission denied"
+    assert (done.exit_code, json.loads(done.stdout)) == (2, {"path": str(folder), "error": problem})
+    assert done.stderr == f"error: {problem}\n"
 
 
 def test_a_yaml_file_names_its_store(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

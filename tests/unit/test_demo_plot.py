@@ -40,7 +40,7 @@ def test_without_matplotlib_the_demo_says_how_to_get_it(tmp_path: Path, monkeypa
     """A missing extra would cost a measured demo its result."""
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     said = plot.draw(summary_of(), tmp_path / "demo.png")
-    assert said == "no plot: matplotlib is not installed. pip install 'kvtier[demo]'"
+    assert said == "no plot: matplotlib is not installed. " + plot.INSTALL_EXTRA
     assert list(tmp_path.iterdir()) == []
 
 

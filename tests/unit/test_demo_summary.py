@@ -99,8 +99,8 @@ def test_what_survived_the_kill_is_counted_not_claimed() -> None:
     assert changed.record()["restart"]["flushed"]["tokens_from_store"] == 2
 
 
-def shown(summary: Summary) -> str:
-    console = Console(width=80, file=StringIO(), record=True)
+def shown(summary: Summary, width: int = 80) -> str:
+    console = Console(width=width, file=StringIO(), record=True)
     table.show(console, summary)
     return console.export_text()
 
@@ -115,6 +115,13 @@ def test_the_tables_fit_a_terminal_of_80_columns() -> None:
     for word in ("load", "forward", "6.0x", "kill -9"):
         assert word in said
     assert "NO" not in said
+
+
+def test_a_narrow_terminal_cuts_no_figure() -> None:
+    """Times would end in dots, or be broken in two."""
+    narrow, wide = (shown(summary_of(), width) for width in (40, 200))
+    assert "…" not in narrow
+    assert set(wide.split()) <= set(narrow.split())
 
 
 def test_what_is_wrong_shows_in_the_table() -> None:

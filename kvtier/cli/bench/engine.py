@@ -10,6 +10,7 @@ from kvtier.cli.bench import memory, moves, opening, verbs, world
 from kvtier.cli.bench.folder import scratch
 from kvtier.cli.bench.report import Report
 
+KEYS_MIN = 10_000  # fewer take less than what else changes in a process meanwhile
 KEYS_SMALLER = 10  # RAM per key is measured at two sizes, for columns grow by doubling
 
 
@@ -32,8 +33,8 @@ def measure(path: Path | None, sizes: Sizes) -> Report:
     with scratch(path, small_bytes + moves.disk_bytes(sizes.move_blocks, sizes.rounds)) as folder:
         report.costs += verbs.costs(folder, sizes.blocks, sizes.rounds)
         report.costs += opening.costs(folder, sizes.store_blocks, sizes.rounds)
-        for keys in (sizes.keys // KEYS_SMALLER, sizes.keys):
-            report.costs.append(memory.key_cost(folder, max(1, keys)))
+        for keys in sorted({max(KEYS_MIN, sizes.keys // KEYS_SMALLER), sizes.keys}):
+            report.costs.append(memory.key_cost(folder, keys))
         report.costs.append(memory.idle_cost(folder / "opening", sizes.store_blocks))
         report.races += moves.races(folder, sizes.move_blocks, sizes.rounds)
     report.notes.append(f"an idle cache's keys are counted with {memory.KEY_TARGET_BYTES:g} bytes each")

