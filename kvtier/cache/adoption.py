@@ -43,10 +43,11 @@ def _reinstate(residency: Residency, tier: int, handles: list[int], recalled: Re
     try:
         order.restore(recalled.policy.snapshot(), renamed)
     except ValueError:
-        residents = set()
-    for handle in ghosts.values():
-        residency.retire_unless_known(handle)
-    return residents
+        return set()
+    finally:
+        for handle in ghosts.values():
+            residency.retire_unless_known(handle)
+    return {handle for handle in residents if order.remembers(handle)} - set(order.ghosts())
 
 
 def _ghosts(residency: Residency, recalled: Recalled) -> dict[int, int]:

@@ -30,6 +30,7 @@ _CRC = struct.Struct("<I")
 _NUMBER = struct.Struct(">Q")
 _CHUNK = struct.Struct(">QI")
 _GHOST = struct.Struct("<IIB")
+_NUMBER_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,5 +159,5 @@ def number_of(key: bytes) -> int:
     for prefix in (LOG_KEY, SNAPSHOT_KEY):
         if key.startswith(prefix) and len(key) >= len(prefix) + _NUMBER.size:
             number: int = _NUMBER.unpack_from(key, len(prefix))[0]
-            return number
+            return number if number < _NUMBER_LIMIT else 0  # else nobody could count on from it
     return 0

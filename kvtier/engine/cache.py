@@ -15,7 +15,7 @@ from kvtier.config import Config
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Core
-from kvtier.engine.engine import Reply
+from kvtier.engine.engine import Question, Reply
 from kvtier.engine.verbs import CacheVerbs, answer_of
 from kvtier.errors import KvtierError
 
@@ -147,14 +147,14 @@ class TieredCache(CacheVerbs):
                     engine.post(lambda core, now_s: core.release_lease(reply))
 
         engine = self._engine
-        ticket = engine.ask(ask, answered)
+        question = Question(ask, answered)
         try:
-            reply = await future
+            engine.ask(question)
+            return answer_of(await future)
         except BaseException:  # cancelled, or the coroutine is thrown away with its loop: nobody would release it
             if give_up is not None:
-                engine.post(lambda core, now_s: give_up(core, ticket))
+                engine.abandon(question, give_up)
             raise
-        return answer_of(reply)
 
 
 def open(config: Configuration) -> TieredCache:

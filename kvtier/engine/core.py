@@ -226,7 +226,7 @@ class Core:
         self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
         self._answers += [(ticket, Resized(size)) for ticket, size in self.planner.resizes.ended]
         self.planner.resizes.ended.clear()
-        ended = self.planner.demotions.flushes.ended()
+        ended = [] if self.planner.order_waits else self.planner.demotions.flushes.ended()
         self._answers += [(ticket, Flushed(blocks, failed)) for ticket, blocks, failed in ended]
         answers, self._answers = self._answers, []
         return answers

@@ -39,7 +39,7 @@ class Demotions:
         self._queue_bytes = queue_bytes
         self.flushes = Flushes()
         self._evacuating: dict[int, dict[int, StoreKey]] = {}  # by tier: blocks that are in the way of a resize
-        self._flush_asked = False  # since `flushed_all` last said so
+        self._flush_asked = False  # since the order was last noted for one
 
     # ------------------------------------------------------------ planning
 
@@ -230,10 +230,12 @@ class Demotions:
         self._flush_asked = True
 
     def flushed_all(self) -> bool:
-        """True once after all that was to be flushed has been: now is the time to note the order, too."""
-        ended = self._flush_asked and next(self.flushes.owed(), None) is None
-        self._flush_asked = self._flush_asked and not ended
-        return ended
+        """Whether all that was to be flushed has been: then it is time to note the order, too (`flush_noted`)."""
+        return self._flush_asked and next(self.flushes.owed(), None) is None
+
+    def flush_noted(self) -> None:
+        """The order of that moment is on its way."""
+        self._flush_asked = False
 
     def _to_flush(self, tier: int) -> list[int]:
         """Blocks to flush whose lowest copy is READY here and whose way down is clear."""

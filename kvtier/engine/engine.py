@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from kvtier.clock import Clock
 from kvtier.engine.answers import Answer
 from kvtier.engine.core import Core
 from kvtier.engine.executor import Executor
+from kvtier.engine.oneshot import OneShot
 from kvtier.engine.polled import Job, PolledSurface, Request
 from kvtier.errors import ClosedError, InvariantError, KvtierError
 from kvtier.tiers.base import Tier
@@ -28,6 +29,15 @@ from kvtier.types import BatchDone
 log = logging.getLogger("kvtier")
 T = TypeVar("T")
 Reply = Answer | Job | KvtierError
+
+
+@dataclass(slots=True)
+class Question:
+    """A verb whose answer takes a while, and who hears of it. `ticket` is there once the engine has taken it in."""
+
+    verb: Callable[[Core, float], int]
+    answered: Callable[[Reply], None]
+    ticket: int | None = None
 
 
 class Engine:
@@ -54,31 +64,43 @@ class Engine:
 
     def call(self, verb: Callable[[Core, float], T]) -> T:
         """Run a verb on the engine's thread and return its result. Waits for the thread's turn only, never for I/O."""
-        future: Future[T] = Future()
+        returned: OneShot[T] = OneShot()
 
         def turn() -> None:
             try:
                 self.refuse_if_unusable()
-                future.set_result(verb(self._core, self._clock.now()))
+                value = verb(self._core, self._clock.now())
             except KvtierError as error:
-                future.set_exception(error)
+                returned.fail(error)
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
-                future.set_exception(self._broken(error))
+                returned.fail(self._broken(error))
+            else:
+                returned.send(value)
 
+        self.refuse_if_unusable()  # before the gate, which a forked child may have inherited locked
         with self._gate:  # a turn taken in before `close` is answered, one after it is refused
             self.refuse_if_unusable()
             self._inbox.put(turn)
-        return future.result()
+        return returned.receive()
 
-    def ask(self, verb: Callable[[Core, float], int], answered: Callable[[Reply], None]) -> int:
-        """Run a verb that returns a ticket; `answered` is called on the engine's thread with its answer."""
+    def ask(self, question: Question) -> None:
+        """Run a verb that returns a ticket; its answer goes to `question.answered`, on the engine's thread."""
 
-        def register(core: Core, now_s: float) -> int:
-            ticket = verb(core, now_s)
-            self._waiters[ticket] = answered
-            return ticket
+        def register(core: Core, now_s: float) -> None:
+            question.ticket = question.verb(core, now_s)
+            self._waiters[question.ticket] = question.answered
 
-        return self.call(register)
+        self.call(register)
+
+    def abandon(self, question: Question, give_up: Callable[[Core, int], None]) -> None:
+        """Nobody waits for the answer any more, be it on its way or not even asked for. Returns at once."""
+
+        def forget(core: Core, now_s: float) -> None:
+            if question.ticket is not None:  # the inbox keeps order: else it was never asked
+                self._waiters.pop(question.ticket, None)
+                give_up(core, question.ticket)
+
+        self.post(forget)
 
     def post(self, verb: Callable[[Core, float], None]) -> None:
         """Run a verb some time soon; it must not fail."""
@@ -144,6 +166,8 @@ class Engine:
                     self._answer()
                     self.turns += 1
                 except Exception as error:  # noqa: BLE001 - the thread must live on to say so
+                    if not threading.main_thread().is_alive():
+                        return  # the interpreter ends, and its worker threads have ended before this one
                     self._broken(error)
         self._shut_down()
 

@@ -40,6 +40,7 @@ class Planner:
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
         self._drops_failed: set[int] = set()
+        self.order_waits = False  # a flush is done but for the order, which goes out after the write under way
 
     # ------------------------------------------------------------ plan
 
@@ -58,11 +59,19 @@ class Planner:
     def _notes(self, now_s: float) -> list[TransferBatch]:
         """Batches of nothing but a sidecar: where it has grown long, or when a flush has written all its blocks."""
         flushing = self.demotions.flushed_all()
-        batches = []
+        batches, waiting = [], False
+        self.order_waits = False
         for tier in self._residency.orders:
-            idle = self._residency.levels[tier].blocked_until_s <= now_s and not self.flight.writes(tier)
-            if idle and self._sidecars.due(tier, flushing=flushing):
+            if not self._sidecars.due(tier, flushing=flushing):
+                continue
+            if self.flight.writes(tier):
+                waiting, self.order_waits = True, flushing
+            elif self._residency.levels[tier].blocked_until_s > now_s:
+                waiting = True
+            else:
                 batches.append(self.flight.depart((tier, tier), ()))
+        if flushing and not waiting:
+            self.demotions.flush_noted()
         return batches
 
     def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:

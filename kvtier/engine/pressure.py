@@ -34,7 +34,8 @@ class DiskPressure:
             assert level.room is not None
             ask_at_s = self._ask_at_s.setdefault(tier, now_s + ASK_EVERY_S)
             if self._flight.writes(tier):
-                continue  # its acknowledgement will tell
+                self._ask_at_s[tier] = now_s + ASK_EVERY_S  # its acknowledgement will tell
+                continue
             if now_s >= level.blocked_until_s and level.room.excess_bytes() > 0 and (made_way := self._give_way(tier)):
                 made.append(made_way)
             elif now_s >= ask_at_s:

@@ -18,6 +18,7 @@ from kvtier.engine.demotion import Demotions
 from kvtier.engine.flight import Flight
 from kvtier.types import Outcome, Remap, TransferBatch
 
+SLOTS_AT_ONCE = 1024  # emptied at once: the engine's thread answers nobody meanwhile
 GROW_BYTES = 64 << 20  # mapped at once: what was won before memory ran out stays
 
 
@@ -106,7 +107,9 @@ class Resizes:
         return self._shrink(resize, -missing)
 
     def _shrink(self, resize: _Resize, count: int) -> list[TransferBatch]:
-        """Empty the highest granules that nobody leases; give away those that are empty."""
+        """Empty the highest granules that nobody leases, some at a time; give away those that are empty."""
+        geometry = self._geometry(resize.tier)
+        count = min(count, max(1, SLOTS_AT_ONCE * geometry.stride_bytes // geometry.granule_bytes))
         empty: list[int] = []
         dirty: list[int] = []
         chosen: set[int] = set()
@@ -125,7 +128,6 @@ class Resizes:
         resize.emptying = chosen
         self._clear(resize.tier, chosen)
         if empty:
-            geometry = self._geometry(resize.tier)
             unused = frozenset(slot for granule in empty for slot in _slots_of(geometry, granule))
             return [self._depart(resize, Remap(unmap=tuple(sorted(empty)), unused=unused))]
         if not dirty or self._is_stuck(resize, len(dirty)):

@@ -5,7 +5,6 @@ call. Units: tokens, seconds.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +12,8 @@ from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Core
-from kvtier.engine.engine import Reply
+from kvtier.engine.engine import Question, Reply
+from kvtier.engine.oneshot import OneShot
 from kvtier.engine.verbs import CacheVerbs, answer_of
 from kvtier.errors import KvtierError
 
@@ -98,16 +98,16 @@ class SyncCache(CacheVerbs):
         timeout_s: float | None = None,
     ) -> Answer:
         """Ask for something that has a ticket and block until its answer is there."""
-        future: Future[Reply] = Future()
+        answer: OneShot[Reply] = OneShot()
         engine = self._engine
-        ticket = engine.ask(ask, future.set_result)
+        question = Question(ask, answer.send)
         try:
-            reply = future.result(timeout_s)
+            engine.ask(question)
+            return answer_of(answer.receive(timeout_s))
         except BaseException:  # KeyboardInterrupt above all: nobody would release what comes
             if give_up is not None:
-                engine.post(lambda core, now_s: give_up(core, ticket))
+                engine.abandon(question, give_up)
             raise
-        return answer_of(reply)
 
 
 def open_sync(config: Configuration) -> SyncCache:

@@ -110,6 +110,7 @@ async def test_cancelling_a_reserve_loses_nothing(tmp_path):
         finish(cache, await stays, keys)
         cache.release(match)
         await asyncio.to_thread(quiet, cache)
+        assert not cache._engine._waiters  # each would keep its event loop
         stats = cache.stats()
         assert (stats["leases"], stats["matches"]) == (0, 0)
         assert stats["tiers"]["gpu"]["blocks_idle"] == 6

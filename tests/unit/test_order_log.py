@@ -2,6 +2,7 @@
 
 import random
 import zlib
+from array import array
 
 import cbor2
 import pytest
@@ -259,3 +260,46 @@ def lru_of(handle):
     small.touch([7], Access.FILL, PAGE_BYTES)
     body = small.snapshot()[:-4].replace((7).to_bytes(4, "little"), handle.to_bytes(4, "little"))
     return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+HOSTILE = {
+    "a policy of a later version": {
+        order_rows.HEAD_KEY: cbor2.dumps({"policy": "later", "snapshot": 1, "chunks": 0, "crc": 0})
+    },
+    "a log that cannot go on": {order_rows.LOG_KEY + b"\xff" * 8: b"x"},
+    "a snapshot that cannot go on": {order_rows.SNAPSHOT_KEY + b"\xff" * 12: b"x"},
+}
+
+
+@pytest.mark.parametrize("rows", HOSTILE.values(), ids=HOSTILE)
+def test_rows_of_others_cost_order_and_nothing_else(rows):
+    """A store of a later version does not open, or stops the engine at its first batch."""
+    disk = DictTier(blocks_max=16)
+    use(flushed(start(disk, "lru")), 5)
+    disk.notes |= rows
+    engine = start(disk, "lru")
+    use(engine, 6)
+    before = leaving(flushed(engine))
+    engine.check()
+    assert leaving(start(disk, "lru")) == before
+
+
+def test_calls_that_disagree_with_themselves_cost_order_and_nothing_else():
+    """A block that the policy does not know can never leave."""
+    disk = DictTier(blocks_max=16)
+    use(flushed(start(disk, "lru")), 5)
+    number, snapshot = order_rows.decode_snapshot(disk.notes)
+    unknown = order_rows.Snapshot(
+        snapshot.policy, snapshot.blocks, POLICY_MAKERS.get("lru")(16).snapshot(), snapshot.places, [], {}
+    )
+    disk.notes = order_rows.encode_snapshot(number, unknown)
+    engine = start(disk, "lru")
+    engine.check()
+    assert set(leaving(engine)[0]) == disk_keys(disk)
+    twice = [["evict", -1, array("I", [handle, handle]).tobytes(), b"", b""] for handle in list(snapshot.places)[:2]]
+    disk.notes = order_rows.encode_snapshot(number, snapshot) | {
+        order_rows.log_key(number): order_rows.encode_log(number, twice, {})
+    }
+    engine = start(disk, "lru")
+    engine.check()
+    assert set(leaving(engine)[0]) == disk_keys(disk)

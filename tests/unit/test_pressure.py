@@ -90,6 +90,19 @@ def test_evictions_that_fail_are_tried_again_later(status):
     engine.check()
 
 
+def test_a_write_that_takes_long_does_not_keep_the_engine_awake():
+    """A hung disk costs a processor."""
+    engine = make_engine(gpu=8, host=None, disk=DictTier())
+    serve(engine, prompt(1, 4))
+    engine.core.submit_flush()
+    engine.plan()
+    assert engine.held  # and it hangs
+    for _ in range(5):
+        engine.clock.advance(1.3)
+        engine.plan()
+        assert engine.core.wake_at_s(engine.clock.now()) > engine.clock.now()
+
+
 def test_an_idle_engine_asks_once_a_second():
     """A disk that fills while nobody uses the cache is noticed late, or the engine never sleeps."""
     engine, disk = stored(1)

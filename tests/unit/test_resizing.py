@@ -1,6 +1,7 @@
 """A gpu tier that grows and shrinks under use: what comes, what leaves first, and what must not move."""
 
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -202,3 +203,20 @@ def test_sizes_and_tiers_that_make_no_sense(name, size_bytes, told):
     engine = make_engine(gpu=8, host=8)
     with pytest.raises(UsageError, match=told):
         engine.core.submit_resize(name, size_bytes)
+
+
+def test_shrinking_is_done_in_portions(monkeypatch):
+    """Nobody is answered while a large tier shrinks."""
+    monkeypatch.setattr("kvtier.engine.resizing.SLOTS_AT_ONCE", 3)
+    engine = make_engine(gpu=16, host=20)
+    for number in range(4):
+        serve(engine, prompt(number, 4))
+    ticket = ask(engine, 2)
+    withdrawn = [0]
+    while ticket not in engine.answers:
+        engine.plan()
+        withdrawn.append(engine.core.residency.levels[0].slots.slots_withdrawn)
+        if engine.held:
+            engine.finish(engine.held[0])
+    assert answer(engine, ticket) == 2
+    assert max(after - before for before, after in pairwise(withdrawn)) <= 3

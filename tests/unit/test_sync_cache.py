@@ -7,6 +7,7 @@ import pytest
 
 import kvtier
 from kvtier.blocks.spec import DTYPES, LAYOUTS
+from kvtier.engine.oneshot import OneShot
 from kvtier.engine.polled import Load, Reserve
 from kvtier.errors import ClosedError, UsageError
 from kvtier.types import BatchDone
@@ -261,3 +262,28 @@ def test_a_cache_that_is_never_closed_is_mentioned():
     with pytest.warns(ResourceWarning, match="never closed"):
         del cache
     engine.close()
+
+
+@pytest.mark.parametrize("waits", [1, 2])
+def test_an_interrupt_while_reserving_leaves_no_lease_behind(tmp_path, monkeypatch, waits):
+    """Ctrl-C leaks slots until everything ends in NoRoom; or the next verb hangs."""
+    receive = OneShot.receive
+    left = []
+
+    def interrupted(self, timeout_s=None):
+        value = receive(self, timeout_s)
+        left.append(1)
+        if len(left) == waits:  # the engine has done its part: when it took the question in, or when it answered
+            raise KeyboardInterrupt
+        return value
+
+    config = config_for(tmp_path / "store")
+    with kvtier.open_sync(config) as cache:
+        match = cache.match(prompt(config, 1, 4), owner="t")
+        with monkeypatch.context() as patch:
+            patch.setattr(OneShot, "receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                cache.reserve(match, 4)
+        assert cache.stats()["leases"] == 0
+        assert not cache._engine._waiters
+        assert cache.check() == []

@@ -148,3 +148,23 @@ def test_turns_that_are_none_are_refused(cache: Any, model: Any, turns: Any) -> 
     """A plain mistake ends in an error of max(), or of torch."""
     with pytest.raises(UsageError, match="one list of new token ids"):
         Chat(cache, model).reply(turns, max_new_tokens=1)
+
+
+@pytest.mark.parametrize("by_option", [False, True])
+def test_replies_are_what_the_model_said(cache: Any, by_option: bool) -> None:
+    """A row that ended with one end token gets another one as its filler; or the options' pads stay in the history."""
+    model = tiny_llama()
+    turns = [ids_of(16), ids_of(16, seed=1)]
+    ids, mask = padded(turns)
+    free = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)[:, 16:].tolist()
+    said = next(n for n in range(2, 9) if free[0][n] not in free[0][:n] + free[1]) + 1
+    unused = next(token for token in range(3, 99) if token not in free[0] + free[1])
+    ends = {"eos_token_id": [unused, free[0][said - 1]]}
+    options = ends | {"pad_token_id": unused + 1 if by_option else None}
+    if not by_option:
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends["eos_token_id"], None
+    given = options if by_option else {}
+    chat = Chat(cache, model)
+    replies = chat.reply(turns, max_new_tokens=12, do_sample=False, **given)
+    assert replies == [free[0][:said], free[1]]
+    assert chat.histories == [turn + reply for turn, reply in zip(turns, replies, strict=True)]

@@ -69,7 +69,7 @@ class Chat:
             output_ids = output if isinstance(output, torch.Tensor) else output.sequences
             session.commit(output_ids)
         self.session = session
-        self.histories = session.rows_of(output_ids)
+        self.histories = session.rows_of(output_ids, generate_options)
         return [row[len(prompt) :] for row, prompt in zip(self.histories, prompts, strict=True)]
 
 

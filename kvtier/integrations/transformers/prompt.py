@@ -5,6 +5,7 @@ because two prompts with equal keys must have equal KV. Units: tokens, and colum
 lie in the columns from `pads[r]` to the last.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class Prompts:
     def continued(self, output_ids: torch.Tensor, filler: int | None, ends: frozenset[int]) -> list[list[int]]:
         """The rows with what `generate()` added to each, [rows, columns + added].
 
-        A row that ended early is filled up with `filler`, which is cut again (but for one, if it is an end token).
+        What follows a row's end is cut: `generate()` fills rows that ended early up with `filler`.
         Raises UsageError if the output is not of these prompts.
         """
         if output_ids.ndim != 2 or output_ids.shape[0] != len(self.rows):
@@ -51,7 +52,7 @@ class Prompts:
                 raise UsageError(
                     "the output does not begin with the session's prompt; pass all that generate() returned"
                 )
-            continued.append(row + _unfilled(output[self.columns :], filler, ends))
+            continued.append(row + _unfilled(output[self.columns :], filler, ends, len(self.rows) == 1))
         return continued
 
 
@@ -81,12 +82,14 @@ def prompts_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor
     return Prompts(rows, input_ids.shape[1], None if bool(mask.all()) else mask.to(torch.long))
 
 
-def filler_of(model: Any) -> tuple[int | None, frozenset[int]]:
-    """The token that `generate()` fills ended rows with, and the tokens that end a row."""
-    config = model.generation_config
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    filler = ends[0] if config.pad_token_id is None else config.pad_token_id
-    return filler, frozenset(end for end in ends if end is not None)
+def filler_of(model: Any, options: Mapping[str, Any] | None = None) -> tuple[int | None, frozenset[int]]:
+    """The token that `generate()` fills ended rows with, and the tokens that end a row; `options` are its own."""
+    given = dict(options or {})
+    config = given.get("generation_config") or model.generation_config
+    eos = given.get("eos_token_id", config.eos_token_id)
+    pad = given.get("pad_token_id", config.pad_token_id)
+    ends = [int(end) for end in torch.as_tensor([] if eos is None else eos).flatten()]
+    return (ends[0] if ends else None) if pad is None else pad, frozenset(ends)
 
 
 def refuse_adapters(model: Any, extra: ExtraKeys | None) -> None:
@@ -110,8 +113,12 @@ def _mask_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor |
     return input_ids != filler
 
 
-def _unfilled(added: list[int], filler: int | None, ends: frozenset[int]) -> list[int]:
+def _unfilled(added: list[int], filler: int | None, ends: frozenset[int], alone: bool) -> list[int]:
+    """A row without what it was filled up with. One filler belongs to it, if that is the end token it ended with."""
+    if alone:
+        return added  # nobody waits for other rows, so nothing is filled
     count = len(added)
     while count and added[count - 1] == filler:
         count -= 1
-    return added[: count + 1] if filler in ends else added[:count]
+    ended_before = count > 0 and added[count - 1] in ends
+    return added[: count + 1] if filler in ends and not ended_before else added[:count]

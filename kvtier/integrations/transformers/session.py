@@ -9,7 +9,7 @@ what it was). Wrong calls, such as right padding, raise UsageError before anythi
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -119,12 +119,14 @@ class PrefixSession:
                 self._commit(rows)
             return self.tokens_committed - before
 
-    def rows_of(self, output_ids: torch.Tensor) -> list[list[int]]:
+    def rows_of(self, output_ids: torch.Tensor, generate_options: Mapping[str, Any] | None = None) -> list[list[int]]:
         """The tokens of each row of what `generate` returned, without padding and what follows a row's end.
 
+        generate_options: those that `generate` was given, of which eos_token_id, pad_token_id and generation_config
+        matter.
         Raises UsageError if the output does not begin with the prompts.
         """
-        return self._prompts.continued(output_ids, *filler_of(self._model))
+        return self._prompts.continued(output_ids, *filler_of(self._model, generate_options))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
