@@ -59,6 +59,10 @@ class Geometry:
         first = -(-start // self.stride_bytes)
         return range(first, max(first, min(self.slots, stop // self.stride_bytes)))
 
+    def slots_whole(self, granules: Iterable[int]) -> list[range]:
+        """The slots that lie in these granules, in any order, with all their bytes; ascending."""
+        return [self.slots_within(run) for run in runs(sorted(granules))]
+
 
 class Arena:
     """`slots_reserved` slots of constant stride, of which as many are mapped as `grow` and `shrink` say."""
@@ -75,7 +79,7 @@ class Arena:
     @property
     def slots_mapped(self) -> int:
         """Slots that may be used, the null block counted."""
-        return sum(len(self.geometry.slots_within(run)) for run in runs(sorted(self._mapped)))
+        return sum(map(len, self.geometry.slots_whole(self._mapped)))
 
     @property
     def granules_mapped(self) -> frozenset[int]:
@@ -132,6 +136,7 @@ class Arena:
             undo.pop_all()
         del self._idle[: len(arriving)]
         self._mapped.update(mapped)
+        self._clear_old_ends(arriving)
         return self._mapped_slots_touching(arriving)
 
     def shrink(self, granules: Iterable[int], is_free: Callable[[int], bool]) -> list[int]:
@@ -201,6 +206,15 @@ class Arena:
         for run in runs(arriving):
             self._driver.set_access(self._range, run.start * size, len(run) * size, write=True)
             view[run.start * size : run.stop * size] = 0  # idle memory is not clean, and padding must be zero
+
+    def _clear_old_ends(self, arriving: Iterable[int]) -> None:
+        """A slot that straddles into memory which was there all the time has its former content in that part."""
+        slots = self.array()
+        for run in runs(arriving):
+            touching, whole = self.geometry.slots_touching(run), self.geometry.slots_within(run)
+            for slot in (*range(touching.start, whole.start), *range(whole.stop, touching.stop)):
+                if self.is_mapped(slot):
+                    slots[slot] = 0
 
     def _unmap(self, run: range) -> None:
         size = self.geometry.granule_bytes

@@ -187,6 +187,17 @@ def test_check_sees_each_disagreement(driver: MemfdDriver) -> None:
     assert "the driver knows of" in str(arena.check())
 
 
+def test_a_straddling_slot_comes_back_zeroed() -> None:
+    """A slot whose one end stayed mapped shows what a former block left there."""
+    arena = Arena(MemfdDriver(8 * PAGE, PAGE), stride_bytes=5 * PAGE // 4, slots_reserved=2)
+    arena.grow(3 * PAGE)
+    arena.array()[1] = 7
+    assert arena.shrink([2], lambda slot: True) == [1]
+    assert arena.map([2]) == [1]
+    assert not arena.array()[1].any()
+    arena.close()
+
+
 class ArenaMachine(RuleBasedStateMachine):
     """Grow, shrink and trim in any order, with slots that straddle; content of kept slots must stay."""
 
