@@ -1,6 +1,7 @@
 """A random Llama small enough for unit tests, with a tokenizer, and a cache of three tiers for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from kvtier import SyncCache, open_sync
 from kvtier.config import Config, load_config
 from kvtier.integrations.transformers.identity import model_spec
 
@@ -68,6 +70,15 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     ids = [[1] * (columns - len(row)) + list(row) for row in rows]
     mask = [[0] * (columns - len(row)) + [1] * len(row) for row in rows]
     return torch.tensor(ids), torch.tensor(mask)
+
+
+@contextmanager
+def open_cache(model: Any, folder: Path, **options: Any) -> Iterator[SyncCache]:
+    """A cache of `config_of`, of which nothing may be left leased in the end."""
+    with open_sync(config_of(model, folder, **options)) as opened:
+        yield opened
+        assert opened.stats()["leases"] == 0
+        assert opened.check() == []
 
 
 def config_of(model: Any, folder: Path, gpu_blocks: int = 60, **changes: Any) -> Config:

@@ -131,7 +131,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
         (tier.geometry, tier.granules_mapped) if isinstance(tier, SupportsRemap) else (None, frozenset())
     )
     if pool and geometry:
-        pool.withdraw(slot for slot in range(1, geometry.slots) if not granules >= {*geometry.granules_of(slot)})
+        pool.withdraw({*range(geometry.slots)}.difference(*geometry.slots_whole(granules)))
     # A request has as many blocks of every group, or nearly: their mean tells how many a store holds.
     stride_bytes = sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)
     blocks = (

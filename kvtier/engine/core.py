@@ -191,7 +191,10 @@ class Core:
         least = geometry.granules_of(NULL_SLOT + 1).stop
         if granules < least:
             least_bytes = least * geometry.granule_bytes
-            raise UsageError(f"{size_bytes} bytes hold no block beside the null block; use at least {least_bytes}")
+            raise UsageError(
+                f"{size_bytes} bytes are too few: memory comes in granules of {geometry.granule_bytes}, and the null "
+                f"block and one more take at least {least_bytes}"
+            )
         ticket = self._id()
         self.planner.resizes.begin(ticket, tier, granules)
         return ticket

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kvtier.allocator.block_pool import NULL_SLOT
-from kvtier.allocator.vmm import Geometry, runs
+from kvtier.allocator.vmm import Geometry
 from kvtier.cache.residency import Residency
 from kvtier.engine.demotion import Demotions
 from kvtier.engine.flight import Flight
@@ -80,7 +80,8 @@ class Resizes:
         if outcome.done:
             level.granules = (level.granules | {*remap.map}) - {*remap.unmap}
             self._admit_slots(tier, remap.map, besides=set())
-            level.capacity_bytes = (self._slots_with_memory(tier) - 1) * level.stride_bytes
+            slots = sum(map(len, level.geometry.slots_whole(level.granules)))
+            level.capacity_bytes = (slots - 1) * level.stride_bytes  # one is the null block
             level.policy.resize(level.slots_usable)
             self._residency.retire_ghosts(level.policy)
         resize = self._active[tier]
@@ -203,10 +204,6 @@ class Resizes:
         slots = {slot for granule in granules for slot in _slots_of(geometry, granule)}
         whole = [slot for slot in slots if level.slots.is_withdrawn(slot) and there >= {*geometry.granules_of(slot)}]
         level.slots.restore(whole)
-
-    def _slots_with_memory(self, tier: int) -> int:
-        geometry = self._geometry(tier)
-        return sum(len(geometry.slots_within(run)) for run in runs(sorted(self._residency.levels[tier].granules)))
 
     def _geometry(self, tier: int) -> Geometry:
         geometry = self._residency.levels[tier].geometry

@@ -127,7 +127,7 @@ class CacheVerbs:
             raise UsageError(f"held is {held!r}; pass a Lease or a Match")
 
     def prefetch(self, keys: Keys) -> None:
-        """A hint: these blocks will be asked for soon. Brings them from disk to host memory, within the budget."""
+        """Announce a request: what of it lies only on disk comes into the lowest memory tier, within the budget."""
         self._engine.call(lambda core, now_s: core.prefetch(keys, now_s))
 
     def set_weights_epoch(self, epoch: str) -> None:

@@ -5,7 +5,7 @@ Always:  the array's address never changes, whatever `remap` does; the padding o
 Units:   slots (index), bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +37,10 @@ class GpuTier:
         self.stride_bytes = arena.geometry.stride_bytes
         self._driver = driver
         self._arena = arena
-        self._usable = {slot for slot in range(NULL_SLOT + 1, arena.geometry.slots) if arena.is_mapped(slot)}
+        self._slots = arena.slots_mapped  # counted once per change: `traits` is asked for every batch
         self._lifetime = Lifetime(f"tier {name}")
         self._bytes = memoryview(arena.array().reshape(-1))
-        self._copies = SlotCopies(name, arena.array, self._usable)
+        self._copies = SlotCopies(name, arena.array, BlockSlots(arena))
 
     @classmethod
     def create(
@@ -83,7 +83,7 @@ class GpuTier:
     def traits(self) -> TierTraits:
         """`slots` counts the null block, and those without memory now; `capacity_bytes` counts neither."""
         return TierTraits(
-            capacity_bytes=len(self._usable) * self.stride_bytes,
+            capacity_bytes=(self._slots - 1) * self.stride_bytes,
             slots=self._arena.geometry.slots,
             persistent=False,
             host_addressable=True,
@@ -98,7 +98,7 @@ class GpuTier:
     def slot(self, index: int) -> memoryview:
         """One whole slot, zero-copy. Raises IndexError if there is none such."""
         self._lifetime.expect()
-        if index not in self._usable and index != NULL_SLOT:
+        if not self._arena.is_mapped(index):
             raise IndexError(f"slot {index}, of {self._arena.geometry.slots}, has no memory")
         return self._bytes[index * self.stride_bytes : (index + 1) * self.stride_bytes]
 
@@ -123,12 +123,14 @@ class GpuTier:
         try:
             if len(remap.map) * self.geometry.granule_bytes > host_memory.available_bytes():
                 raise OutOfMemory("the machine has no such memory left")  # it would kill somebody later
-            self._usable.update(self._arena.map(remap.map))
-            self._usable.difference_update(self._arena.shrink(remap.unmap, remap.unused.__contains__))
+            self._arena.map(remap.map)
+            self._arena.shrink(remap.unmap, remap.unused.__contains__)
         except OutOfMemory as error:
             return Outcome(Status.NO_ROOM, detail=str(error))
         except DriverError as error:
             return Outcome(Status.FAILED, detail=str(error))
+        finally:
+            self._slots = self._arena.slots_mapped
         if remap.unmap:
             self._arena.trim()
         return DONE
@@ -144,6 +146,17 @@ class GpuTier:
         del self._bytes
         self._arena.close()
         self._driver.close()
+
+
+class BlockSlots(Container[int]):
+    """The slots of an arena that may hold a block at this moment: those with memory, but for the null block."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def __contains__(self, slot: object) -> bool:
+        assert isinstance(slot, int)
+        return slot != NULL_SLOT and self._arena.is_mapped(slot)
 
 
 def granule_for(capacity_bytes: int) -> int:

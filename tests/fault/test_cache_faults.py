@@ -11,6 +11,7 @@ import pytest
 
 import kvtier
 from kvtier.errors import ClosedError, ConfigError, StoreLocked
+from kvtier.testing.fork import in_child, refusals
 from tests.cache_bench import BLOCK_TOKENS, config_for, prompt, serve
 
 ROOT = str(Path(__file__).parents[2])
@@ -232,6 +233,14 @@ def test_a_forked_child_is_refused_and_harms_nobody(tmp_path):
         cache.flush()
     with kvtier.open_sync(config) as cache:
         assert serve(cache, keys).tokens_ready == 24
+
+
+def test_a_child_forked_in_the_middle_of_a_verb_is_refused_too(tmp_path):
+    """Another thread holds the engine's gate at that moment: the child waits for ever."""
+    with kvtier.open_sync(config_for(tmp_path / "store")) as cache:
+        with cache._engine._gate:
+            refused = in_child(lambda: refusals([cache.stats, cache.check]))
+        assert refused == 2
 
 
 def test_a_store_that_cannot_be_written_says_why(tmp_path):
