@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from kvtier.allocator.block_pool import BlockPool
+from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease
 from kvtier.cache.level import Level, Room
@@ -75,7 +75,7 @@ def make_engine(
                 batch_bytes=4 * PAGE_BYTES,
                 capacity_bytes=disk_tier.blocks_max * PAGE_BYTES if disk_tier else tier.traits.capacity_bytes,
                 stride_bytes=0 if disk_tier else tier.stride_bytes,
-                pool=None if disk_tier else BlockPool(tier.traits.slots, null_slot=index == 0),
+                pool=None if disk_tier else SlotPool(tier.traits.slots, null_slot=index == 0),
                 room=Room(disk_tier.room, disk_tier.neighbours, disk_tier.used_bytes, disk_tier.excess_bytes)
                 if disk_tier
                 else None,

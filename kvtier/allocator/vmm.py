@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from kvtier.allocator.block_pool import NULL_SLOT
 from kvtier.allocator.driver import Handle, MemoryDriver
 from kvtier.allocator.lifetime import Lifetime
+from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.errors import InvariantError
 
 

@@ -1,12 +1,12 @@
 """One tier as the deciding code sees it: its slots or its room, its order, and how it is doing.
 
-Owns a `BlockPool` (memory tiers) and a policy; holds no bytes. Units: slots, bytes, seconds of the engine's clock.
+Owns a `SlotPool` (memory tiers) and a policy; holds no bytes. Units: slots, bytes, seconds of the engine's clock.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvtier.allocator.block_pool import BlockPool
+from kvtier.allocator.slot_pool import SlotPool
 from kvtier.allocator.vmm import Geometry
 from kvtier.policies.base import Policy
 
@@ -32,7 +32,7 @@ class Level:
     batch_bytes: int
     capacity_bytes: int
     stride_bytes: int
-    pool: BlockPool | None = None
+    pool: SlotPool | None = None
     room: Room | None = None
     host_addressable: bool = True
     low_watermark: float = 0.1
@@ -50,7 +50,7 @@ class Level:
         return self.pool is None
 
     @property
-    def slots(self) -> BlockPool:
+    def slots(self) -> SlotPool:
         """The pool of a memory tier."""
         assert self.pool is not None, f"tier {self.name} has no slots"
         return self.pool

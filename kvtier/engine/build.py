@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from kvtier.allocator import host_memory
-from kvtier.allocator.block_pool import BlockPool
+from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.cache.level import Level, Room
@@ -126,7 +126,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
     room = (
         Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes) if isinstance(tier, SupportsScan) else None
     )
-    pool = None if room else BlockPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
+    pool = None if room else SlotPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
     geometry, granules = (
         (tier.geometry, tier.granules_mapped) if isinstance(tier, SupportsRemap) else (None, frozenset())
     )

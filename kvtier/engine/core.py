@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvtier.allocator.block_pool import NULL_SLOT
+from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.blocks.hashing import Keys
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs

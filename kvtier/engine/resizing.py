@@ -11,7 +11,7 @@ Units: granules, slots, bytes.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from kvtier.allocator.block_pool import NULL_SLOT
+from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.allocator.vmm import Geometry
 from kvtier.cache.residency import Residency
 from kvtier.engine.demotion import Demotions

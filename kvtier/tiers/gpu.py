@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.allocator import host_memory
-from kvtier.allocator.block_pool import NULL_SLOT
 from kvtier.allocator.driver import MemoryDriver
 from kvtier.allocator.driver_memfd import GRANULE_BYTES, MemfdDriver
 from kvtier.allocator.lifetime import Lifetime
+from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.allocator.vmm import Arena, Geometry
 from kvtier.errors import ConfigError, DriverError, KvtierError, OutOfMemory
 from kvtier.registry import suggestion

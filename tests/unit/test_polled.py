@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier.allocator.block_pool import BlockPool
+from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.leases import NoRoom
 from kvtier.cache.level import Level, Room
@@ -73,7 +73,7 @@ class Bench:
                 1 << 16,
                 slots * PAGE_BYTES,
                 PAGE_BYTES,
-                pool=BlockPool(slots, null_slot=False),
+                pool=SlotPool(slots, null_slot=False),
             ),
             Level(
                 "lmdb",

@@ -1,12 +1,12 @@
-"""BlockPool against a model of sets and dicts that shares no helper with it."""
+"""SlotPool against a model of sets and dicts that shares no helper with it."""
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvtier.allocator import block_pool
-from kvtier.allocator.block_pool import BlockPool
+from kvtier.allocator import slot_pool
+from kvtier.allocator.slot_pool import SlotPool
 from kvtier.errors import InvariantError
 
 SLOTS = st.integers(-1, 8)
@@ -19,7 +19,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(null_slot=st.booleans())
     def begin(self, null_slot: bool) -> None:
         self.total = 7
-        self.pool = BlockPool(self.total, null_slot)
+        self.pool = SlotPool(self.total, null_slot)
         self.free = set(range(int(null_slot), self.total))
         self.taken: set[int] = set()
         self.quarantined: set[int] = set()
@@ -106,13 +106,13 @@ class PoolMachine(RuleBasedStateMachine):
                     assert other is None
 
 
-TestBlockPool = PoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSlotPool = PoolMachine.TestCase
+TestSlotPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def test_slots_come_out_in_runs() -> None:
     """A prefix is scattered over the pool, and its copies cannot be joined."""
-    pool = BlockPool(12, null_slot=True)
+    pool = SlotPool(12, null_slot=True)
     assert pool.take(6) == [1, 2, 3, 4, 5, 6]
     assert pool.take(2) == [7, 8]
     pool.give([5, 4, 3])  # a request lets go of its deepest block first
@@ -121,15 +121,15 @@ def test_slots_come_out_in_runs() -> None:
 
 def test_a_generation_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The 2**32nd taking of a slot fails."""
-    pool = BlockPool(1, null_slot=False)
-    pool._generation[0] = block_pool.GENERATIONS - 1
+    pool = SlotPool(1, null_slot=False)
+    pool._generation[0] = slot_pool.GENERATIONS - 1
     assert pool.take(1) == [0]
     assert pool.generation(0) == 0
 
 
 def test_the_null_slot_is_nobodys() -> None:
     """Content is put into the block that padding reads."""
-    pool = BlockPool(2, null_slot=True)
+    pool = SlotPool(2, null_slot=True)
     for call in (
         lambda: pool.give([0]),
         lambda: pool.occupy(0, 1),
@@ -146,7 +146,7 @@ def test_check_sees_each_disagreement() -> None:
     """The recount passes over damage, and every test that relies on it proves nothing."""
 
     def damaged(column: str, value: object) -> list[str]:
-        pool = BlockPool(4, null_slot=False)
+        pool = SlotPool(4, null_slot=False)
         pool.take(3)
         for slot in (0, 1):
             pool.occupy(slot, 7)

@@ -1,4 +1,4 @@
-"""BlockPool: which slot of one memory tier is free, taken or in quarantine, and what it holds.
+"""SlotPool: which slot of one memory tier is free, taken or in quarantine, and what it holds.
 
 Owns: the state, generation and occupant of every slot. Owns no bytes, no order of eviction and no time.
 Always:  free + taken + quarantined + withdrawn == total, the null slot not counted; only a taken or
@@ -25,7 +25,7 @@ _STATE_NAMES = ("free", "taken", "quarantined", "the null slot", "withdrawn")
 _NOBODY = -1
 
 
-class BlockPool:
+class SlotPool:
     """Bookkeeping of `slots_total` slots. With `null_slot`, slot 0 belongs to no one, for good."""
 
     def __init__(self, slots_total: int, null_slot: bool) -> None:
