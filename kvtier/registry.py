@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Generic, TypeVar
 
+from kvtier.errors import UsageError
+
 T = TypeVar("T")
 
 
@@ -26,6 +28,14 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
+
+    def add(self, name: str, entry: T) -> None:
+        """Add a choice, for the life of the process. Raises UsageError for a name that is taken or no word."""
+        if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
+            raise UsageError(f"{name!r} cannot name a {self.kind}; use letters, digits, - and _")
+        if name in self._entries:
+            raise UsageError(f"there is a {self.kind} {name!r} already; take another name")
+        self._entries[name] = entry
 
     def get(self, name: str) -> T:
         """Raises KeyError whose text names the nearest choice."""

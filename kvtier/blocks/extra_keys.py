@@ -1,12 +1,38 @@
-"""What besides its tokens makes a block's content: adapter, images, salt.
+"""What besides its tokens makes a block's content: adapter, images, salt, embeddings, and what others register.
 
 The order of the parts and their spelling are vLLM 0.32's, so that equal prompts get equal keys in both
-(`tests/data/vllm_hashes.json` holds its own answers). Units: tokens.
+(`tests/data/` holds its own answers): ("lora", name, path), one ("mm", identifier, offset) per item in the block,
+("cache_salt", salt), ("prompt_embeds", digest), then those of registered producers in order of registration.
+Units: tokens.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
 
+from kvtier.blocks.embeddings import PromptEmbeddings
 from kvtier.errors import UsageError
+from kvtier.registry import Registry, suggestion
+
+ExtraKey = tuple[object, ...]
+Producer = Callable[[Any, int, int], Iterable[ExtraKey]]
+
+PRODUCERS: Registry[Producer] = Registry("extra-key producer", {})
+
+
+def register_extra_keys(name: str, producer: Producer) -> None:
+    """Let requests carry data that changes their KV, under `name` in `ExtraKeys.data`.
+
+    producer(data, start, end): a pure function; returns the tuples to append for the block with tokens [start, end).
+    Tuples are made of what the hash's encoding can spell: integers, texts, bytes, None, tuples.
+    Raises UsageError for a name that is taken.
+    """
+    if not callable(producer):
+        raise UsageError(f"producer is {producer!r}; pass a function of (data, start, end)")
+    PRODUCERS.add(name, producer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,42 +43,96 @@ class MultiModalItem:
     offset: int
     length: int
 
+    @property
+    def end(self) -> int:
+        """The first token behind it."""
+        return self.offset + self.length
+
 
 @dataclass(frozen=True, slots=True)
 class ExtraKeys:
     """Everything of one request that changes its KV but is not a token.
 
-    lora: name and path of the adapter. cache_salt: keeps tenants apart; it enters the first block only, and
-    through the chain all later ones.
+    lora: name and path of the adapter. items: by offset, without overlap. cache_salt: keeps tenants apart; it enters
+    the first block only, and through the chain all later ones. prompt_embeds: [tokens, hidden size], a numpy array or
+    torch tensor. data: for registered producers, by name.
     """
 
     lora: tuple[str, str] | None = None
     items: tuple[MultiModalItem, ...] = ()
     cache_salt: str | None = None
+    prompt_embeds: Any = None
+    data: Mapping[str, object] = field(default_factory=dict, hash=False)
+    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _lora_key: tuple[ExtraKey, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises UsageError for what would silently name something else."""
         lora = self.lora
         if lora is not None and not (isinstance(lora, tuple) and len(lora) == 2 and all(_is_text(x) for x in lora)):
             raise UsageError(f"lora is {lora!r}; pass the adapter's (name, path)")
-        if not isinstance(self.items, tuple) or not all(isinstance(item, MultiModalItem) for item in self.items):
-            raise UsageError(f"items is {self.items!r}; pass a tuple of MultiModalItem")
         if self.cache_salt is not None and not _is_text(self.cache_salt):
             raise UsageError(f"cache_salt is {self.cache_salt!r}; pass a text")
+        _check_items(self.items)
+        if self.prompt_embeds is not None and not isinstance(self.prompt_embeds, PromptEmbeddings):
+            object.__setattr__(self, "prompt_embeds", PromptEmbeddings(self.prompt_embeds))
+        object.__setattr__(self, "data", _checked_data(self.data))
+        object.__setattr__(self, "_ends", tuple(item.end for item in self.items))
+        object.__setattr__(self, "_lora_key", (("lora", *lora),) if lora else ())
 
-    def of_block(self, start: int, end: int) -> tuple[tuple[object, ...], ...] | None:
+    def of_block(self, start: int, end: int) -> tuple[ExtraKey, ...] | None:
         """The extra keys of the block with tokens [start, end), or None if it has none."""
-        parts: list[tuple[object, ...]] = []
-        if self.lora is not None:
-            parts.append(("lora", *self.lora))
-        parts.extend(
-            ("mm", item.identifier, item.offset - start)
-            for item in self.items
-            if item.offset < end and start < item.offset + item.length
-        )
+        parts = self._lora_key
+        if self._ends and self._ends[-1] > start:
+            parts += self._items_in(start, end)
         if start == 0 and self.cache_salt:
-            parts.append(("cache_salt", self.cache_salt))
-        return tuple(parts) or None
+            parts += (("cache_salt", self.cache_salt),)
+        if self.prompt_embeds is not None:
+            parts += (("prompt_embeds", self.prompt_embeds.digest(start, end)),)
+        if self.data:
+            parts += _produced(self.data, start, end)
+        return parts or None
+
+    def _items_in(self, start: int, end: int) -> tuple[ExtraKey, ...]:
+        found: list[ExtraKey] = []
+        for index in range(bisect_right(self._ends, start), len(self.items)):
+            item = self.items[index]
+            if item.offset >= end:
+                break
+            found.append(("mm", item.identifier, item.offset - start))
+        return tuple(found)
+
+
+def _check_items(items: object) -> None:
+    if not isinstance(items, tuple) or not all(isinstance(item, MultiModalItem) for item in items):
+        raise UsageError(f"items is {items!r}; pass a tuple of MultiModalItem")
+    for item in items:
+        numbers = (item.offset, item.length)
+        if not _is_text(item.identifier) or not all(type(n) is int and 0 <= n < 2**32 for n in numbers):
+            raise UsageError(f"{item!r}: identifier is a text, offset and length are counts of tokens")
+    for before, item in pairwise(items):
+        if item.offset < before.end:
+            raise UsageError(f"{item!r} begins before {before!r} ends; pass items by offset, without overlap")
+
+
+def _checked_data(data: object) -> Mapping[str, object]:
+    if not isinstance(data, Mapping):
+        raise UsageError(f"data is {data!r}; pass a mapping from producers' names to their data")
+    for name in data:
+        if name not in PRODUCERS:
+            raise UsageError(f"no extra-key producer {name!r} is registered. {suggestion(str(name), PRODUCERS)}")
+    return MappingProxyType(dict(data))
+
+
+def _produced(data: Mapping[str, object], start: int, end: int) -> tuple[ExtraKey, ...]:
+    parts: list[ExtraKey] = []
+    for name in PRODUCERS:
+        if name in data:
+            made = tuple(PRODUCERS.get(name)(data[name], start, end))
+            if not all(isinstance(key, tuple) for key in made):
+                raise UsageError(f"extra-key producer {name!r} gave {made!r}; it returns tuples, each a key")
+            parts.extend(made)
+    return tuple(parts)
 
 
 def _is_text(value: object) -> bool:

@@ -1,37 +1,18 @@
-"""Names for blocks: a chain of hashes, each over its parent, its tokens and its extra keys.
-
-    root     = H(cbor("vllm-none-hash"))            or H(cbor(seed)) when the model names a seed
-    hash[i]  = H(cbor((hash[i-1], (t0, t1, ...), extra)))      canonical CBOR, RFC 8949 4.2.1
+"""The names of a prompt's blocks: per group a chain of hashes, each with the group's number.
 
 Always: the same tokens give the same keys in every process, with no environment variable (LMCache#1139, #2979).
-Bit-compatible with vLLM 0.32's `sha256_cbor` and `xxhash_cbor`. xxhash_cbor is not collision resistant: whoever
-can choose prompts can forge a collision, so use it only where all users may see each other's prompts.
+Bit-compatible with vLLM 0.32 under `sha256_cbor` and `xxhash_cbor`; `algorithms` says which hash to take.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-import cbor2
-import xxhash
-
+from kvtier.blocks.chain import HashChain
 from kvtier.blocks.extra_keys import ExtraKeys
+from kvtier.blocks.packing import check_tokens
 from kvtier.errors import UsageError
-from kvtier.registry import Registry
 from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, BlockHash, BlockKey, ModelSpec, block_key
-
-HashFunction = Callable[[bytes], bytes]
-
-HASHES: Registry[HashFunction] = Registry(
-    "hash",
-    {
-        "sha256_cbor": lambda data: hashlib.sha256(data).digest(),
-        "xxhash_cbor": xxhash.xxh3_128_digest,
-    },
-)
-
-ROOT_SEED = "vllm-none-hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +66,13 @@ def hash_blocks(tokens: Sequence[int], model: ModelSpec, extra: ExtraKeys | None
         raise UsageError(f"model is {model!r}; pass a ModelSpec, such as config.model")
     if extra is not None and not isinstance(extra, ExtraKeys):
         raise UsageError(f"extra is {extra!r}; pass ExtraKeys")
-    ids = _as_ints(tokens)
+    ids = _as_list(tokens)
     chains: dict[int, list[BlockHash]] = {}
     for size in {group.block_tokens for group in model.groups}:
-        chains[size] = list(chain(ids, size, model.hash, model.hash_seed, extra))
+        hashes = HashChain(size, model.hash, model.hash_seed, extra)
+        hashes.update(ids)
+        check_tokens(ids, len(ids) // size * size, len(ids))  # the others were, when they were hashed
+        chains[size] = hashes.hashes
     groups = tuple(
         tuple(block_key(block_hash, index) for block_hash in chains[group.block_tokens])
         for index, group in enumerate(model.groups)
@@ -96,33 +80,12 @@ def hash_blocks(tokens: Sequence[int], model: ModelSpec, extra: ExtraKeys | None
     return Keys(groups, tuple(group.block_tokens for group in model.groups))
 
 
-def chain(
-    tokens: Sequence[int],
-    block_tokens: int,
-    hash_name: str = "sha256_cbor",
-    seed: str | None = None,
-    extra: ExtraKeys | None = None,
-) -> Iterator[BlockHash]:
-    """The hashes of the full blocks of `tokens`, each including all before it."""
-    digest = HASHES.get(hash_name)
-    parent = digest(cbor2.dumps(ROOT_SEED if seed is None else seed, canonical=True))
-    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        end = start + block_tokens
-        extra_keys = None if extra is None else extra.of_block(start, end)
-        parent = digest(cbor2.dumps((parent, tuple(tokens[start:end]), extra_keys), canonical=True))
-        yield BlockHash(parent)
-
-
-def _as_ints(tokens: Sequence[int]) -> list[int]:
-    if hasattr(tokens, "tolist"):  # numpy and torch scalars would be encoded as something else
+def _as_list(tokens: Sequence[int]) -> Sequence[int]:
+    if hasattr(tokens, "tolist"):  # an array or tensor: its elements as Python's integers
         tokens = tokens.tolist()
     if not isinstance(tokens, Iterable):
         raise UsageError(f"tokens is {tokens!r}; pass a flat list of token ids")
-    ids = list(tokens)
-    for token in ids:
-        if type(token) is not int or not 0 <= token < 2**32:
-            raise UsageError(f"token {token!r} is not an integer from 0 to 2**32-1; pass a flat list of token ids")
-    return ids
+    return tokens if isinstance(tokens, list) else list(tokens)
 
 
 def _is_key(key: object, suffix: bytes) -> bool:

@@ -128,8 +128,7 @@ def _flag(value: object) -> bool:
 
 
 def one_of(kind: str, known: Iterable[str], refused: Mapping[str, tuple[str, str]] | None = None) -> BeforeValidator:
-    """Accepts one of the words. `refused` has words with a problem and a remedy of their own."""
-    known = tuple(known)
+    """Accepts one of the words known by then. `refused` has words with a problem and a remedy of their own."""
 
     def parse(value: object) -> str:
         word = {True: "on", False: "off"}[value] if isinstance(value, bool) else value  # YAML reads off as false

@@ -84,6 +84,7 @@ def _model(
     section: ModelSection, tiers: tuple[TierConfig, ...], environ: Mapping[str, str], problems: list[ConfigError]
 ) -> ModelSpec | None:
     groups = groups_of(section, problems)
+    rules.check_hash(section.hash, tiers, problems)
     if section.weights_epoch == "auto":
         rules.check_store_outside_weights(section.weights, tiers, problems)
     try:

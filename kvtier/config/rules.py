@@ -10,6 +10,7 @@ from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
+from kvtier.blocks.algorithms import HASHES
 from kvtier.blocks.spec import DTYPES, SEGMENT_NAMES, BlockSpec, block_specs
 from kvtier.config.notes import slots_of
 from kvtier.config.schema import (
@@ -62,6 +63,21 @@ def check_growth(tiers: Sequence[TierConfig], problems: list[ConfigError]) -> No
         needed_bytes = ceil(above.high_watermark * above.capacity_bytes)
         if tier.capacity_bytes < needed_bytes:
             problems.append(_churns(index, tier, above, needed_bytes))
+
+
+def check_hash(hash_name: str, tiers: Sequence[TierConfig], problems: list[ConfigError]) -> None:
+    """Refuse keys that do not outlive the process where a tier outlives it."""
+    if HASHES.get(hash_name).encoding != "pickle":
+        return
+    for index, tier in enumerate(tiers):
+        if isinstance(tier, LmdbTierConfig):
+            problem = (
+                f"hash {hash_name!r} hashes a pickle, and equal tokens can pickle differently: its keys do not "
+                f"outlive the process, and tiers[{index}] ({tier.name}) does"
+            )
+            other = "xxhash_cbor, or sha256_cbor where tenants must be kept apart" if hash_name == "xxhash" else ""
+            remedy = f"Use {other or 'sha256_cbor'}; or leave out the {tier.type} tier."
+            problems.append(ConfigError("model.hash", problem, remedy))
 
 
 def check_range(index: int, tier: TierConfig, problems: list[ConfigError]) -> None:

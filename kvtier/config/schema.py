@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvtier.blocks.hashing import HASHES
+from kvtier.blocks.algorithms import HASHES
 from kvtier.blocks.spec import DTYPES, LAYOUTS, SEGMENT_NAMES
 from kvtier.config.fields import (
     Bytes,
@@ -35,15 +35,6 @@ from kvtier.errors import UsageError
 from kvtier.registry import suggestion
 from kvtier.types import ModelSpec
 
-_PICKLED = "hashes a pickle, and equal tokens can pickle differently: its keys do not outlive the process"
-Hash = one_of(
-    "hash",
-    HASHES,
-    {
-        "sha256": (_PICKLED, "Use sha256_cbor."),
-        "xxhash": (_PICKLED, "Use xxhash_cbor, or sha256_cbor where tenants must be kept apart."),
-    },
-)
 MaybeDtype = Annotated[str | None, one_of("dtype", DTYPES)]
 Kind = one_of(
     "kind",
@@ -81,7 +72,7 @@ class ModelSection(Section):
     layout: Annotated[str, one_of("layout", LAYOUTS)] = Field(
         default="layer_token_major", examples=["layer_token_major"]
     )
-    hash: Annotated[str, Hash] = Field(default="sha256_cbor", examples=["sha256_cbor"])
+    hash: Annotated[str, one_of("hash", HASHES)] = Field(default="sha256_cbor", examples=["sha256_cbor"])
     hash_seed: MaybeText = Field(default=None, examples=["'0'"])
     tensor_parallel: Count = Field(default=1, examples=["1"])
     pipeline_parallel: Count = Field(default=1, examples=["1"])

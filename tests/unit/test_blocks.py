@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from kvtier.blocks.chain import chain
 from kvtier.blocks.extra_keys import ExtraKeys, MultiModalItem
-from kvtier.blocks.hashing import Keys, chain, hash_blocks
+from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.blocks.namespace import NamespaceTable, encode_fields, fingerprint
 from kvtier.blocks.spec import LAYOUTS, block_specs
 from kvtier.errors import UsageError
@@ -48,7 +49,7 @@ def test_hashes_equal_vllms_own(case):
 
 def test_keys_are_the_same_in_every_process():
     """Two processes share nothing because their hashes are seeded apart (LMCache#1139, #2979)."""
-    code = "import kvtier.blocks.hashing as h; print([k.hex() for k in h.chain(list(range(32)), 16)])"
+    code = "import kvtier.blocks.chain as h; print([k.hex() for k in h.chain(list(range(32)), 16)])"
     runs = [
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
