@@ -1,13 +1,13 @@
-"""Why a block is not there any more: a bounded journal of what was forgotten.
+"""What happened to blocks: a bounded journal of what the tiers forgot, and what a request-level manager tells others.
 
-Units: seconds of the engine's clock. The journal keeps the latest entries only.
+The journal keeps the latest entries only. Units: tokens.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
-from kvtier.types import StoreKey
+from kvtier.types import BlockHash, StoreKey
 
 JOURNAL_ENTRIES_MAX = 4096
 
@@ -44,3 +44,38 @@ class Journal:
 
     def entries(self) -> list[Forgotten]:
         return list(self._entries)
+
+
+# ---------------------------------------------------------------- blocks of a request-level manager
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Full blocks of one request can be found from now on; they follow one another, after the block `parent`.
+
+    tokens: from the first block's first token to the last one's last. Blocks in between that a group does not keep
+    (outside a window, between two states) have no entry in `hashes` and `extra_keys`, which are parallel.
+    """
+
+    group: int
+    hashes: tuple[BlockHash, ...]
+    parent: BlockHash | None
+    tokens: tuple[int, ...]
+    block_tokens: int
+    extra_keys: tuple[tuple[tuple[object, ...], ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """A block of this hash was evicted. Others may hold the same content."""
+
+    group: int
+    hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksCleared:
+    """No block can be found any more."""
+
+
+BlockEvent = BlocksStored | BlockRemoved | BlocksCleared

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from kvtier.blocks.hashing import Keys
-from kvtier.cache.coordinator import Prefix
+from kvtier.cache.prefix import Prefix
 from kvtier.errors import UsageError
 
 

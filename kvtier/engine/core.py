@@ -20,9 +20,9 @@ from kvtier.blocks.hashing import Keys
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
 from kvtier.cache.adoption import adopt
-from kvtier.cache.coordinator import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.leases import Found, Lease, Match
 from kvtier.cache.level import Level
+from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.planner import Planner

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from kvtier.blocks.hashing import Keys
-from kvtier.cache.coordinator import longest_prefix
+from kvtier.cache.prefix import longest_prefix
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import State
 from kvtier.engine.promotion import Promotions

@@ -14,8 +14,8 @@ from itertools import chain
 from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
-from kvtier.cache.coordinator import tokens_by_tier
 from kvtier.cache.leases import Lease, LeaseRecord, Match, NoRoom, Phase
+from kvtier.cache.prefix import tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.planner import Planner
