@@ -104,6 +104,10 @@ class BlockPool:
             self._prepend(nameless)
         self.blocks_free += len(blocks) - used
 
+    def free_null(self, count: int) -> None:
+        """As `free` with so many null blocks: what is counted there means nothing, but is vLLM's count as well."""
+        self.refs[NULL_BLOCK] -= count
+
     def evict(self, blocks: Iterable[int]) -> None:
         """Nobody is to hit these blocks any more. Who refers to them keeps them, and their order stays."""
         for block in blocks:

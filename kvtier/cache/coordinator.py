@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from kvtier.allocator.block_pool import NULL_BLOCK, BlockPool
 from kvtier.cache.group_rules import draft_groups
@@ -25,8 +26,7 @@ from kvtier.errors import UsageError
 from kvtier.types import BlockHash
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A prefix that can be served: a table per group, and its tokens. Nothing is held: the next verb may end it.
 
     boundary_tokens: where a longer prefix ends that some group could have served, had the others kept its blocks; 0

@@ -10,7 +10,8 @@ A manager for a new kind of attention says which prefix it can serve (`longest_h
 more (`tokens_skipped`); docs/extending.md shows one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from kvtier.allocator.block_pool import NULL_BLOCK, BlockPool
 from kvtier.cache.groups.finding import Find, Hits
@@ -65,6 +66,10 @@ class GroupManager:
         """The names of blocks [first, end): a hash at a block's end covers the whole block."""
         stride = self._stride
         return hashes[first:end] if stride == 1 else hashes[(first + 1) * stride - 1 : end * stride : stride]
+
+    def leading_hashes(self, hashes: Sequence[BlockHash], end: int) -> Iterable[BlockHash]:
+        """The names of blocks [0, end), one after the other: where a search often ends early, this costs less."""
+        return islice(hashes, self._stride - 1, end * self._stride, self._stride)
 
     # ------------------------------------------------------------ a request grows
 
@@ -196,7 +201,13 @@ class GroupManager:
         """The last block first: a block deep in a prompt is the least likely to be hit."""
         self.named.pop(request_id, None)
         self.shared_tails.pop(request_id, None)
-        self.pool.free(self.tables.pop(request_id, [])[::-1])
+        table = self.tables.pop(request_id, [])
+        behind = table.count(NULL_BLOCK)
+        if behind and not any(table[:behind]):  # a long table may have few blocks left, at its end
+            self.pool.free_null(behind)
+            self.pool.free(table[: behind - 1 : -1])
+        else:
+            self.pool.free(table[::-1])
 
     def begin_step(self) -> None:
         """A new step of the engine: what the last one computed can be read now."""

@@ -1,6 +1,6 @@
 """Looking up blocks by name in several groups at once. Owns nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvtier.types import BlockHash
 
@@ -8,7 +8,7 @@ Find = Callable[[BlockHash], "int | None"]  # of one group: the block that has t
 Hits = tuple[list[list[int]], int]  # a table per group that is looked up together, and the tokens they serve
 
 
-def leading(hashes: Sequence[BlockHash], finds: Sequence[Find]) -> list[list[int]]:
+def leading(hashes: Iterable[BlockHash], finds: Sequence[Find]) -> list[list[int]]:
     """The blocks of the leading hashes that all groups have, by group."""
     if len(finds) == 1:
         (find,) = finds

@@ -21,7 +21,7 @@ class FullGroup(GroupManager):
 
     def longest_hit(self, hashes: Sequence[BlockHash], tokens_max: int, drop_last: bool, finds: Sequence[Find]) -> Hits:
         size, align = self.block_tokens, self.rules.align_tokens
-        found = leading(self.block_hashes(hashes, 0, tokens_max // size), finds)
+        found = leading(self.leading_hashes(hashes, tokens_max // size), finds)
         tokens = len(found[0]) * size
         if align < size and size % align == 0:
             inside = self._inside(hashes, tokens_max, finds, len(found[0]))
