@@ -10,8 +10,10 @@ T = TypeVar("T")
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A sentence naming the known word nearest to `word`, or all of them."""
+    """A sentence naming the known word nearest to `word`, or all of them, or that there are none."""
     known = sorted(known)
+    if not known:
+        return "There is none to choose."
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
@@ -39,7 +41,6 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Raises KeyError whose text names the nearest choice."""
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise KeyError(f"unknown {self.kind} {name!r}. {suggestion(name, self._entries)}") from None
+        if not isinstance(name, str) or name not in self._entries:
+            raise KeyError(f"unknown {self.kind} {name!r}. {suggestion(str(name), self._entries)}")
+        return self._entries[name]

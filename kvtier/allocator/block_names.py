@@ -41,6 +41,14 @@ class BlockNames:
         """The function from a name to the block of `group` that is found by it. It stays valid."""
         return self._index[group].get
 
+    def group_of(self, block: int) -> int:
+        """The group whose name a block has; it means nothing for one without."""
+        return self._group[block]
+
+    def ends_inside(self, block: int) -> bool:
+        """Whether a block is named by a prefix that ends inside it: the rest of it may be anything."""
+        return block in self._inner
+
     def add(self, group: int, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
         """Full blocks get their names. One that was named for a part of its tokens loses that name first."""
         index, twins, first = self._index[group], self._twins[group], self.first

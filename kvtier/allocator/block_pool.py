@@ -8,13 +8,14 @@ Always:  a block is free exactly if nobody refers to it; a free block keeps its 
 Units:   blocks (index into the arena of pages).
 
 The decisions are those of vLLM 0.32: free blocks are taken from the head; blocks with a name join the tail, the last
-of a request first, and those without one the head, for nobody can hit them. The free ones are a doubly linked list
-through two columns, closed by the null block. The columns are lists of numbers that all share one object per block:
-array.array takes a third of the memory, but boxing made these loops take twice as long.
+of a request first, and those without one the head, for nobody can hit them (an older rule is an option). The free ones
+are a doubly linked list through two columns, closed by the null block. The columns are lists of numbers that all share
+one object per block: array.array takes a third of the memory, but boxing made these loops take twice as long.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from kvtier.allocator.block_metrics import BlockMetrics
 from kvtier.allocator.block_names import BlockNames
 from kvtier.errors import InvariantError, UsageError
 
@@ -27,13 +28,26 @@ class BlockPool:
     refs: references by block, to be read.
     """
 
-    def __init__(self, blocks_total: int, groups: int = 1, events: bool = False) -> None:
-        """Raises UsageError if there would be no block beside the null block."""
+    def __init__(
+        self,
+        blocks_total: int,
+        groups: int = 1,
+        events: bool = False,
+        metrics: BlockMetrics | None = None,
+        nameless_first: bool = True,
+    ) -> None:
+        """metrics: are told of blocks' lives. nameless_first: vLLM 0.32's rule; without it all that is freed joins the
+        tail, as in vLLM's published example. Raises UsageError if there would be no block beside the null block.
+        """
         if type(blocks_total) is not int or blocks_total < 2:
             raise UsageError(f"a pool of {blocks_total!r} blocks holds nothing; give at least 2, one is the null block")
+        if metrics is not None and not isinstance(metrics, BlockMetrics):
+            raise UsageError(f"metrics is {metrics!r}; give a BlockMetrics of this pool alone, or None")
         self.blocks_total = blocks_total
         self.blocks_free = blocks_total - 1
         self.names = BlockNames(blocks_total, groups, events)
+        self._metrics = metrics
+        self._nameless_first = nameless_first
         self.refs = [0] * blocks_total
         blocks = list(range(blocks_total))
         self._next = blocks[1:] + blocks[:1]
@@ -63,6 +77,8 @@ class BlockPool:
         following[NULL_BLOCK] = block
         self._prev[block] = NULL_BLOCK
         self.blocks_free -= count
+        if self._metrics is not None:
+            self._metrics.taken(taken)
         return taken
 
     def touch(self, blocks: Sequence[int]) -> None:
@@ -79,10 +95,19 @@ class BlockPool:
                 following[before] = after
                 preceding[after] = before
         self.blocks_free -= len(blocks) - used
+        if self._metrics is not None:
+            self._metrics.touched(blocks)
+
+    def hold(self, block: int) -> None:
+        """One more reference to a block in use, for a copy of its bytes: no request has found it, as in `touch`."""
+        if not self.refs[block]:
+            raise InvariantError(f"pool: block {block} is free and cannot be held")
+        self.refs[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """One reference less to each. `blocks` come in the order in which they are to be reused."""
         following, preceding, refs, name = self._next, self._prev, self.refs, self.names.first
+        first = self._nameless_first
         nameless = []
         used = 0
         tail = preceding[NULL_BLOCK]
@@ -92,7 +117,7 @@ class BlockPool:
                 used += 1
             else:
                 refs[block] = 0
-                if name[block] is None:
+                if name[block] is None and first:
                     nameless.append(block)
                 else:
                     following[tail] = block
@@ -108,16 +133,20 @@ class BlockPool:
         """As `free` with so many null blocks: what is counted there means nothing, but is vLLM's count as well."""
         self.refs[NULL_BLOCK] -= count
 
-    def evict(self, blocks: Iterable[int]) -> None:
+    def evict(self, blocks: Sequence[int]) -> None:
         """Nobody is to hit these blocks any more. Who refers to them keeps them, and their order stays."""
         for block in blocks:
             self.names.forget(block)
+        if self._metrics is not None:
+            self._metrics.evicted(blocks)
 
     def reset(self) -> bool:
         """Forget all names. False, and nothing is changed, while a block is in use."""
         if self.blocks_free != self.blocks_total - 1:
             return False
         self.names.clear()
+        if self._metrics is not None:
+            self._metrics.reset()
         return True
 
     def free_blocks(self) -> list[int]:

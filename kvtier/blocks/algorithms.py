@@ -126,7 +126,10 @@ def _checked(name: str, digest: Digest) -> Digest:
     """The digest of a stranger, which keeps its promise or is told off."""
 
     def checked(data: bytes) -> bytes:
-        value: Any = digest(data)
+        try:
+            value: Any = digest(data)
+        except Exception as error:
+            raise UsageError(f"hash {name!r} fails on {len(data)} bytes: {error!r}") from error
         if type(value) is not bytes or len(value) != hash_bytes:
             raise UsageError(f"hash {name!r} gave {value!r} after {hash_bytes} bytes; it must give always as many")
         return value

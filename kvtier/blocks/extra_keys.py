@@ -27,7 +27,7 @@ def register_extra_keys(name: str, producer: Producer) -> None:
     """Let requests carry data that changes their KV, under `name` in `ExtraKeys.data`.
 
     producer(data, start, end): a pure function; returns the tuples to append for the block with tokens [start, end).
-    Tuples are made of what the hash's encoding can spell: integers, texts, bytes, None, tuples.
+    Without any, an empty list. Tuples hold what the hash's encoding can spell: integers, texts, bytes, None, tuples.
     Raises UsageError for a name that is taken.
     """
     if not callable(producer):
@@ -54,7 +54,8 @@ class ExtraKeys:
     """Everything of one request that changes its KV but is not a token.
 
     lora: name and path of the adapter. items: by offset, without overlap. cache_salt: keeps tenants apart; it enters
-    the first block only, and through the chain all later ones. prompt_embeds: [tokens, hidden size], a numpy array or
+    the first block only, and through the chain all later ones. It is not empty: vLLM's Request takes "" for no salt,
+    and a tenant with an empty name would share with everybody. prompt_embeds: [tokens, hidden size], a numpy array or
     torch tensor. data: for registered producers, by name.
     """
 
@@ -73,6 +74,8 @@ class ExtraKeys:
             raise UsageError(f"lora is {lora!r}; pass the adapter's (name, path)")
         if self.cache_salt is not None and not _is_text(self.cache_salt):
             raise UsageError(f"cache_salt is {self.cache_salt!r}; pass a text")
+        if self.cache_salt == "":
+            raise UsageError("cache_salt is empty, which keeps nobody apart; pass None for no salt, or a text")
         _check_items(self.items)
         if self.prompt_embeds is not None and not isinstance(self.prompt_embeds, PromptEmbeddings):
             object.__setattr__(self, "prompt_embeds", PromptEmbeddings(self.prompt_embeds))
@@ -85,7 +88,7 @@ class ExtraKeys:
         parts = self._lora_key
         if self._ends and self._ends[-1] > start:
             parts += self._items_in(start, end)
-        if start == 0 and self.cache_salt:
+        if start == 0 and self.cache_salt is not None:
             parts += (("cache_salt", self.cache_salt),)
         if self.prompt_embeds is not None:
             parts += (("prompt_embeds", self.prompt_embeds.digest(start, end)),)
@@ -119,8 +122,10 @@ def _checked_data(data: object) -> Mapping[str, object]:
     if not isinstance(data, Mapping):
         raise UsageError(f"data is {data!r}; pass a mapping from producers' names to their data")
     for name in data:
-        if name not in PRODUCERS:
-            raise UsageError(f"no extra-key producer {name!r} is registered. {suggestion(str(name), PRODUCERS)}")
+        if not isinstance(name, str) or name not in PRODUCERS:
+            near = f"{suggestion(str(name), PRODUCERS)} " if list(PRODUCERS) else "None is: "
+            remedy = "register_extra_keys(name, producer) makes one known."
+            raise UsageError(f"no extra-key producer {name!r} is registered. {near}{remedy}")
     return MappingProxyType(dict(data))
 
 
@@ -128,11 +133,23 @@ def _produced(data: Mapping[str, object], start: int, end: int) -> tuple[ExtraKe
     parts: list[ExtraKey] = []
     for name in PRODUCERS:
         if name in data:
-            made = tuple(PRODUCERS.get(name)(data[name], start, end))
+            made = _keys_of(name, data[name], start, end)
             if not all(isinstance(key, tuple) for key in made):
                 raise UsageError(f"extra-key producer {name!r} gave {made!r}; it returns tuples, each a key")
             parts.extend(made)
     return tuple(parts)
+
+
+def _keys_of(name: str, data: object, start: int, end: int) -> tuple[ExtraKey, ...]:
+    """What a producer of a stranger gives, or an error that names it."""
+    try:
+        made = PRODUCERS.get(name)(data, start, end)
+        if isinstance(made, Iterable):
+            return tuple(made)
+    except Exception as error:  # a stranger's code chooses what it raises, in the call or in its generator
+        text = f"extra-key producer {name!r} failed for tokens {start} to {end}: {error!r}"
+        raise UsageError(f"{text}; mend it, or what data[{name!r}] holds") from error
+    raise UsageError(f"extra-key producer {name!r} gave {made!r}; it returns tuples, each a key, or an empty list")
 
 
 def _is_text(value: object) -> bool:

@@ -23,7 +23,6 @@ from kvtier.cache.groups.rules import Rules
 from kvtier.cache.request import Request
 from kvtier.cache.specs import Group, Spec, blocks_for
 from kvtier.errors import UsageError
-from kvtier.types import BlockHash
 
 
 class Hit(NamedTuple):
@@ -35,6 +34,7 @@ class Hit(NamedTuple):
 
     groups: tuple[list[int], ...]
     tokens: int
+    request: Request | None  # whose it is
     boundary_tokens: int = 0
     version: int = 0  # of the names when it was found
 
@@ -71,12 +71,13 @@ class Coordinator:
 
     # ------------------------------------------------------------ hits
 
-    def longest_hit(self, hashes: Sequence[BlockHash], tokens_max: int) -> Hit:
+    def longest_hit(self, request: Request, tokens_max: int) -> Hit:
         """The longest prefix within `tokens_max` tokens that all groups can serve."""
+        hashes = request.hashes
         if len(self.managers) == 1:
             (family,) = self._families
             tables, tokens = family.first.longest_hit(hashes, tokens_max, family.first.eagle, family.finds)
-            return Hit((tables[0],), tokens, 0, self.pool.names.version)
+            return Hit((tables[0],), tokens, request, 0, self.pool.names.version)
         tables_by_group: list[list[int]] = [[] for _ in self.managers]
         settled: dict[int, int] = {}  # by family that serves any shorter prefix as well, and is asked once: its tokens
         dropped: set[int] = set()  # families that have dropped a block at the present length
@@ -108,7 +109,8 @@ class Coordinator:
         for index in settled:
             for manager in self._families[index].managers:
                 del tables_by_group[manager.index][blocks_for(limit, manager.block_tokens) :]
-        return Hit(tuple(tables_by_group), limit, longest if longest > limit else 0, self.pool.names.version)
+        boundary = longest if longest > limit else 0
+        return Hit(tuple(tables_by_group), limit, request, boundary, self.pool.names.version)
 
     def _reach(self, manager: GroupManager, tokens: int, hashes: int) -> int:
         """How far to look so that dropping one block leads back to `tokens`."""
@@ -142,6 +144,15 @@ class Coordinator:
             else:
                 needed += manager.blocks_needed(request_id, encoder_tokens, (), 0, 0, encoder_tokens, capped)
         return needed
+
+    def blocks_uncounted(self, hit: Hit | None, hit_end: int, external_tokens: int, main_tokens: int) -> int:
+        """What `blocks_needed` leaves out for a request that begins with external tokens, over all groups."""
+        return sum(
+            manager.blocks_uncounted(
+                () if hit is None else hit.groups[manager.index], hit_end, external_tokens, main_tokens
+            )
+            for manager in self.managers
+        )
 
     def begun(self, request_id: str) -> bool:
         """Whether a group has named or adopted blocks of it: there are no new hits for it then."""
@@ -177,6 +188,11 @@ class Coordinator:
         for manager in self._forgetful:
             manager.drop_skipped(request_id, computed_tokens)
 
+    def tokens_held(self, request_id: str) -> int:
+        """How many tokens its tables have entries for."""
+        shared = [m for m in self.managers if m.shareable]
+        return min((len(m.tables.get(request_id, ())) * m.block_tokens for m in shared), default=0)
+
     def free(self, request_id: str) -> None:
         for manager in self.managers:
             manager.free(request_id)
@@ -204,10 +220,10 @@ class Coordinator:
             for table in self.tables(request_id)
         ]
 
-    def check(self, copying: Sequence[tuple[int, int]], requests: set[str]) -> list[str]:
-        """Recount the references, and that only these requests have tables."""
+    def check(self, held: Sequence[int], requests: set[str]) -> list[str]:
+        """Recount the references, and that only these requests have tables. held: further references to blocks."""
         findings = []
-        refs = Counter(block for pair in copying for block in pair)
+        refs = Counter(held)
         for manager in self.managers:
             refs.update(block for pair in manager.copies for block in pair)
             for request_id, table in manager.tables.items():

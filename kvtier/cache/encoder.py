@@ -13,6 +13,7 @@ names the call that it equals. What a step may encode is decided in `cache/encod
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from kvtier.cache.counts import expect_count
 from kvtier.cache.encoder_items import EncoderItem, HeldItems
 from kvtier.errors import UsageError
 
@@ -47,6 +48,7 @@ class EncoderCache(HeldItems):
 
         Asking again for what is held changes nothing. Raises UsageError if the identifier is kept with another size.
         """
+        self.expect_same(request_id, index, item)
         output = self._outputs.get(item.identifier)
         if output is None:
             return False
@@ -64,9 +66,10 @@ class EncoderCache(HeldItems):
         """Whether the item may be encoded in this step (can_allocate). Yes evicts idle outputs, as many as needed.
 
         compute_left: embeddings that the step may still compute. embeddings_planned: of items that were granted
-        before and are not allocated yet. Raises UsageError for an item larger than the cache.
+        before and are not allocated yet. Raises UsageError for an item larger than the cache, and for no counts.
         """
         self.expect_fit(item)
+        _expect_budget(compute_left, embeddings_planned)
         needed = item.embeddings + embeddings_planned
         if item.embeddings > compute_left or needed > self.embeddings_free + self.embeddings_idle:
             return False
@@ -83,6 +86,7 @@ class EncoderCache(HeldItems):
 
         Raises UsageError if the output is kept already, or without the room that `make_room` grants.
         """
+        self.expect_same(request_id, index, item)
         if item.identifier in self._outputs:
             raise UsageError(f"the output of item {item.identifier!r} is kept already; use lookup to share it")
         self._expect_room(item)
@@ -94,8 +98,9 @@ class EncoderCache(HeldItems):
         """After a step: free the items whose KV is computed (the scheduler's _free_encoder_inputs).
 
         ahead_tokens: how far behind the computed tokens an item must lie: the look-ahead of a drafter, and computed
-        tokens that may yet be rejected.
+        tokens that may yet be rejected. Raises UsageError for no counts.
         """
+        _expect_passed(computed_tokens, ahead_tokens)
         for index in self.held(request_id):
             if self._items[request_id][index].end + ahead_tokens <= computed_tokens:
                 self.free_item(request_id, index)
@@ -159,6 +164,7 @@ class EncoderDecoderCache(HeldItems):
         compute_left, embeddings_planned, errors: as in `EncoderCache.make_room`.
         """
         self.expect_fit(item)
+        _expect_budget(compute_left, embeddings_planned)
         return item.embeddings <= compute_left and item.embeddings + embeddings_planned <= self.embeddings_free
 
     def allocate(self, request_id: str, index: int, item: EncoderItem) -> None:
@@ -176,7 +182,9 @@ class EncoderDecoderCache(HeldItems):
         """After a step: free all items, if any token is computed (the scheduler's _free_encoder_inputs).
 
         The first token of the decoder has made the cross-attention KV of them all; `ahead_tokens` does not matter.
+        Raises UsageError for no counts.
         """
+        _expect_passed(computed_tokens, ahead_tokens)
         if computed_tokens > 0:
             for index in self.held(request_id):
                 self.free_item(request_id, index)
@@ -201,3 +209,13 @@ class EncoderDecoderCache(HeldItems):
 
     def _leave(self, request_id: str, item: EncoderItem) -> None:
         self.embeddings_free += item.embeddings
+
+
+def _expect_budget(compute_left: int, embeddings_planned: int) -> None:
+    expect_count("compute_left", compute_left, 0)
+    expect_count("embeddings_planned", embeddings_planned, 0)
+
+
+def _expect_passed(computed_tokens: int, ahead_tokens: int) -> None:
+    expect_count("computed_tokens", computed_tokens, 0)
+    expect_count("ahead_tokens", ahead_tokens, 0)

@@ -5,11 +5,12 @@ cache, whatever the limits say. Equal to vLLM 0.32's compute_mm_encoder_budget a
 Units:   embeddings, tokens, items, requests. A budget counts a token of an item as one embedding: the most it can be.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from kvtier.cache.encoder_items import EncoderItem, expect_count
+from kvtier.cache.counts import expect_count, expect_flag
+from kvtier.cache.encoder_items import EncoderItem, expect_items
 from kvtier.errors import UsageError
 
 
@@ -56,6 +57,8 @@ class EncoderLimits:
             "requests_max",
         ):
             expect_count(name, getattr(self, name), 1)
+        expect_flag("split_items", self.split_items)
+        expect_flag("chunked_prefill", self.chunked_prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,11 @@ class EncoderBudget:
 
     @classmethod
     def of(cls, modalities: Mapping[str, Modality], limits: EncoderLimits) -> Self:
-        """Raises UsageError if items may not be split and the largest is longer than a step."""
+        """Raises UsageError if items may not be split and the largest is longer than a step, and for other types."""
+        if not isinstance(limits, EncoderLimits):
+            raise UsageError(f"limits is {limits!r}; pass EncoderLimits")
+        if not isinstance(modalities, Mapping) or not all(isinstance(one, Modality) for one in modalities.values()):
+            raise UsageError(f"modalities is {modalities!r}; pass a mapping of names to Modality")
         if not modalities:
             return cls(0, 0, {}, {})
         largest = max(modalities, key=lambda name: modalities[name].item_tokens_max)
@@ -89,8 +96,9 @@ class EncoderBudget:
         per_batch = {name: batch for name, (_, batch) in items.items()}
         return cls(compute_embeddings, cache_embeddings, per_prompt, per_batch)
 
-    def admit(self, items: Iterable[EncoderItem]) -> None:
+    def admit(self, items: Sequence[EncoderItem]) -> None:
         """Raises UsageError if a prompt has an item that never fits, and would so wait for ever."""
+        expect_items(items)
         for item in items:
             for embeddings, what in ((self.compute_embeddings, "a step"), (self.cache_embeddings, "a cache")):
                 if item.embeddings > embeddings:

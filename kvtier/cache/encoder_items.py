@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from kvtier.cache.counts import expect_count
 from kvtier.errors import UsageError
 
 Spans = tuple[tuple[int, int], ...]
@@ -38,6 +39,9 @@ class EncoderItem:
         if self.embeddings > self.length:
             raise UsageError(f"item {self.identifier!r}: {self.embeddings} embeddings for {self.length} tokens")
         if self.spans is not None:
+            if not _are_pairs(self.spans):
+                text = f"spans is {self.spans!r}; give a tuple of pairs (start, end), such as ((0, {self.length}),)"
+                raise UsageError(f"item {self.identifier!r}: {text}")
             bounds = [0, *(bound for span in self.spans for bound in span), self.length]
             rows = sum(end - start for start, end in self.spans)
             if bounds != sorted(bounds) or rows != self.embeddings:
@@ -72,6 +76,7 @@ class HeldItems(ABC):
 
     def held(self, request_id: str) -> list[int]:
         """The items that a request holds, in the order in which `free` lets them go (get_cached_input_ids)."""
+        _expect_request(request_id)
         return list(self._indexes.get(request_id, ()))
 
     def free_item(self, request_id: str, index: int) -> None:
@@ -79,6 +84,8 @@ class HeldItems(ABC):
 
         Raises UsageError if it does not hold that item: never had it, or freed it already.
         """
+        _expect_request(request_id)
+        expect_count("index", index, 0)
         items = self._items.get(request_id, {})
         if index not in items:
             raise UsageError(f"request {request_id!r} does not hold item {index}; it holds {sorted(items)}")
@@ -93,20 +100,24 @@ class HeldItems(ABC):
 
         Raises UsageError if it holds none, as one whose items have all passed: ask `held` first.
         """
+        _expect_request(request_id)
         if request_id not in self._items:
             raise UsageError(f"request {request_id!r} holds no item; it is unknown, or freed already")
         for index in self.held(request_id):
             self.free_item(request_id, index)
 
     def expect_fit(self, item: EncoderItem) -> None:
-        """Raises UsageError for an item that is larger than the whole cache, and so would wait for ever."""
+        """Raises UsageError for what is no item, and for one larger than the whole cache, which would wait for ever."""
+        expect_item(item)
         if item.embeddings > self.embeddings_total:
             text = f"{item.embeddings} embeddings never fit in an encoder cache of {self.embeddings_total}"
             raise UsageError(f"item {item.identifier!r}: {text}; send a smaller item, or enlarge the cache")
 
     def expect_same(self, request_id: str, index: int, item: EncoderItem) -> None:
         """Raises UsageError for an index that is none, or under which the request holds another item."""
+        _expect_request(request_id)
         expect_count("index", index, 0)
+        expect_item(item)
         held = self._items.get(request_id, {}).get(index, item)
         if held is not item and held != item:
             text = f"item {index} of request {request_id!r} is {held}, not {item}"
@@ -133,6 +144,7 @@ class HeldItems(ABC):
         return True
 
     def _expect_room(self, item: EncoderItem) -> None:
+        expect_item(item)
         if item.embeddings > self.embeddings_free:
             text = f"item {item.identifier!r}: {item.embeddings} embeddings, {self.embeddings_free} are free"
             raise UsageError(f"{text}; allocate only what make_room granted")
@@ -146,15 +158,35 @@ class HeldItems(ABC):
         return findings
 
 
+def _are_pairs(spans: object) -> bool:
+    return isinstance(spans, tuple) and all(
+        isinstance(span, tuple) and len(span) == 2 and all(type(bound) is int for bound in span) for span in spans
+    )
+
+
+def _expect_request(request_id: object) -> None:
+    if not isinstance(request_id, str) or not request_id:
+        raise UsageError(f"request id {request_id!r}; give a text that is not empty")
+
+
+def expect_item(item: object) -> None:
+    """Raises UsageError for what is no EncoderItem."""
+    if not isinstance(item, EncoderItem):
+        raise UsageError(f"item is {item!r}; pass an EncoderItem")
+
+
+def expect_items(items: object) -> None:
+    """Raises UsageError for what is no sequence of EncoderItem."""
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        raise UsageError(f"items is {items!r}; pass a list of EncoderItem, all of the request")
+    for item in items:
+        expect_item(item)
+
+
 def check_order(items: Sequence[EncoderItem]) -> None:
     """Raises UsageError unless the items of a prompt lie one behind the other, as planning a step takes for granted."""
+    expect_items(items)
     for item, following in pairwise(items):
         if following.offset < item.end:
             text = f"item {following.identifier!r} begins at token {following.offset}, inside or before"
             raise UsageError(f"{text} {item.identifier!r}, which ends at {item.end}; pass the items in order")
-
-
-def expect_count(name: str, value: object, least: int) -> None:
-    """Raises UsageError unless `value` is a whole number of at least `least`."""
-    if type(value) is not int or value < least:
-        raise UsageError(f"{name} is {value!r}; give a whole number from {least} on")

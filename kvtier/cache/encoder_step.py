@@ -14,8 +14,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvtier.cache.counts import expect_count, expect_flag
 from kvtier.cache.encoder import EncoderCache, EncoderDecoderCache
-from kvtier.cache.encoder_items import EncoderItem, expect_count
+from kvtier.cache.encoder_items import EncoderItem, check_order, expect_items
 from kvtier.errors import UsageError
 
 
@@ -23,7 +24,8 @@ from kvtier.errors import UsageError
 class EncodingPlan:
     """What a step does for one request, if the scheduler goes on with it.
 
-    new_tokens: how many may be computed; with 0 the request is left out of the step and the rest is void.
+    new_tokens: how many may be computed; with 0 the request is left out of the step, nothing is encoded for it, and
+    compute_left is what it was.
     encode: indexes of the items to encode. repeats: further items with an output that `encode` makes.
     compute_left: embeddings that the step may compute for other requests.
     refused: why the request can never be served, None in all other cases.
@@ -49,12 +51,14 @@ def plan_encoding(
 ) -> EncodingPlan:
     """Which items the tokens from `computed_tokens` on need encoded, and how many tokens that allows.
 
-    items: all of the request, in order (`check_order`). lookahead_tokens: how far a drafter reads ahead.
+    items: all of the request, one behind the other, or those of an encoder-decoder at offset 0.
+    lookahead_tokens: how far a drafter reads ahead.
     split_items: whether the tokens of one item may be computed in several steps.
     Changes the cache, plan carried out or not: the request holds each output that it finds there, and idle outputs
-    leave for those to come. Raises UsageError, before that, for numbers that are no counts, for an item that is
-    larger than the cache, and for one in the place of another that the request holds.
+    leave for those to come. Raises UsageError, before that, for numbers that are no counts, for items out of order,
+    for one that is larger than the cache, and for one in the place of another that the request holds.
     """
+    _expect_cache(cache)
     for name, value in (
         ("computed_tokens", computed_tokens),
         ("new_tokens", new_tokens),
@@ -62,6 +66,8 @@ def plan_encoding(
         ("lookahead_tokens", lookahead_tokens),
     ):
         expect_count(name, value, 0)
+    expect_flag("split_items", split_items)
+    _expect_order(cache, items)
     window = _window(cache, items, computed_tokens, new_tokens, lookahead_tokens)
     for index in window:
         cache.expect_fit(items[index])
@@ -75,7 +81,7 @@ def plan_encoding(
         embeddings = draft.embeddings_of(item)
         if embeddings not in (None, item.embeddings):
             text = f"item {index}, {item.identifier!r}, has {item.embeddings} embeddings, the output of that name has"
-            return replace(draft.plan(0), encode=(), repeats=(), refused=f"{text} {embeddings}")
+            return replace(draft.plan(0), refused=f"{text} {embeddings}")
         if draft.finds(index, item):
             continue
         if not cache.make_room(item, draft.compute_left, draft.embeddings_planned):
@@ -90,20 +96,51 @@ def carry_out(
 ) -> None:
     """The scheduler goes on with a plan that it has just made: the request holds the outputs of all its items.
 
-    To be called before the next plan is made. Raises UsageError, and changes nothing, if the cache has changed so that
-    the plan does not fit any more.
+    To be called before the next plan is made. Does nothing for a plan without tokens: its request is not in the step.
+    Raises UsageError, and changes nothing, if the plan was made for other items, or if the cache has changed so that
+    it does not fit any more.
     """
+    _expect_cache(cache)
+    expect_items(items)
+    held = set(cache.held(request_id))
+    _expect_plan(request_id, items, plan)
+    if plan.new_tokens == 0:
+        return
     sharing = cache if isinstance(cache, EncoderCache) else None
     kept = sharing is not None and any(sharing.embeddings_of(items[i].identifier) is not None for i in plan.encode)
     embeddings = sum(items[index].embeddings for index in plan.encode)
-    held = not set(cache.held(request_id)).isdisjoint((*plan.encode, *plan.repeats))
-    if kept or held or embeddings > cache.embeddings_free:
+    if kept or not held.isdisjoint((*plan.encode, *plan.repeats)) or embeddings > cache.embeddings_free:
         raise UsageError(f"the plan for request {request_id!r} does not fit the cache any more; plan again")
     for index in plan.encode:
         cache.allocate(request_id, index, items[index])
-    if sharing is not None:
+    if sharing is not None:  # nothing repeats where nothing is shared
         for index in plan.repeats:
             sharing.lookup(request_id, index, items[index])
+
+
+def _expect_cache(cache: object) -> None:
+    if not isinstance(cache, EncoderCache | EncoderDecoderCache):
+        raise UsageError(f"cache is {cache!r}; pass an EncoderCache or an EncoderDecoderCache")
+
+
+def _expect_order(cache: EncoderCache | EncoderDecoderCache, items: Sequence[EncoderItem]) -> None:
+    expect_items(items)
+    if isinstance(cache, EncoderCache) or any(item.offset for item in items):
+        check_order(items)
+
+
+def _expect_plan(request_id: str, items: Sequence[EncoderItem], plan: EncodingPlan) -> None:
+    """A plan names items that there are, each once, and repeats only what it encodes."""
+    if not isinstance(plan, EncodingPlan):
+        raise UsageError(f"plan is {plan!r}; pass what plan_encoding returned")
+    named = (*plan.encode, *plan.repeats)
+    strange = [index for index in named if type(index) is not int or not 0 <= index < len(items)]
+    if not strange and len(set(named)) == len(named):
+        made = {(items[index].identifier, items[index].embeddings) for index in plan.encode}
+        strange = [i for i in plan.repeats if (items[i].identifier, items[i].embeddings) not in made]
+    if strange or len(set(named)) < len(named):
+        text = f"the plan encodes items {plan.encode} and repeats {plan.repeats}, of {len(items)}"
+        raise UsageError(f"request {request_id!r}: {text}; pass the items that it was made for")
 
 
 def _window(
@@ -128,7 +165,7 @@ class _Draft:
     """A plan in the making: what it encodes so far, of how many embeddings."""
 
     def __init__(self, cache: EncoderCache | EncoderDecoderCache, request_id: str, compute_left: int) -> None:
-        self.compute_left = compute_left
+        self.compute_left = self._compute_before = compute_left
         self.embeddings_planned = 0
         self._cache = cache
         self._request_id = request_id
@@ -159,4 +196,6 @@ class _Draft:
         self.compute_left -= item.embeddings
 
     def plan(self, new_tokens: int) -> EncodingPlan:
+        if new_tokens == 0:  # a scheduler leaves the request out, and drops what it would have encoded
+            return EncodingPlan(0, self._compute_before)
         return EncodingPlan(new_tokens, self.compute_left, tuple(self._encode), tuple(self._repeats))

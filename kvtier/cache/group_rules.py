@@ -39,6 +39,7 @@ def rules_for(
         retention_tokens=retention_tokens,
         drafting=eagle,
         drafts=bool(draft_groups(groups, eagle)),
+        caching=caching,
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvtier.cache.specs import ChunkedLocal, CrossAttention, FullAttention, Group, Mamba, Mla, SlidingWindow, Spec
+from kvtier.config.model_files import shown
 from kvtier.errors import ConfigError
 
 MLA_BLOCK_TOKENS = 128  # beside a state, a latent's block is a multiple of this: its kernels read 128 tokens at once
@@ -37,7 +38,11 @@ class Grouping:
 
 
 def group_layers(layers: Mapping[str, Spec]) -> Grouping:
-    """The groups, in the order in which their kinds first appear. Raises ConfigError for pages that cannot be equal."""
+    """The groups, in the order in which their kinds first appear.
+
+    Raises ConfigError for what is no mapping of names to specs, and for pages that cannot be equal.
+    """
+    _expect_layers(layers)
     if not layers:
         raise ConfigError("layers", "there are none", "Describe at least one layer that keeps something.")
     plain = {name: _without_repetition(spec) for name, spec in layers.items()}
@@ -59,6 +64,7 @@ def aligned_to_state(layers: Mapping[str, Spec]) -> dict[str, Spec]:
     Changes nothing unless there are both. Without it, a state larger than an attention page would pad every
     attention page to its own size. Raises ConfigError when attention layers differ in block_tokens.
     """
+    _expect_layers(layers)
     states = [spec for spec in layers.values() if isinstance(spec, Mamba)]
     attention = [spec for spec in layers.values() if not isinstance(spec, Mamba)]
     if not states or not attention:
@@ -74,6 +80,15 @@ def aligned_to_state(layers: Mapping[str, Spec]) -> dict[str, Spec]:
     block_tokens = step_tokens * -(-state_bytes // (step_tokens * token_bytes))
     page_bytes = block_tokens * token_bytes
     return {name: _aligned(spec, block_tokens, page_bytes) for name, spec in layers.items()}
+
+
+def _expect_layers(layers: object) -> None:
+    remedy = "Pass what layers_of(description) returns: the spec of every layer, by name."
+    if not isinstance(layers, Mapping):
+        raise ConfigError("layers", f"{shown(layers)} is no mapping", remedy)
+    for name, spec in layers.items():
+        if not isinstance(spec, Spec):
+            raise ConfigError("layers", f"{name!r} is {shown(spec)}, which is no spec of a layer", remedy)
 
 
 def _aligned(spec: Spec, block_tokens: int, page_bytes: int) -> Spec:

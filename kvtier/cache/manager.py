@@ -13,11 +13,15 @@ One caller at a time. A request's life: `request`, `get_computed_blocks`, `alloc
 
 from collections.abc import Iterable, Sequence
 
+from kvtier.allocator.block_metrics import BlockMetrics
 from kvtier.allocator.block_pool import BlockPool
+from kvtier.allocator.tiered_pool import TieredPool
 from kvtier.blocks.chain import HashChain
 from kvtier.blocks.extra_keys import ExtraKeys
 from kvtier.cache.coordinator import Coordinator, Hit
+from kvtier.cache.counts import expect_count, expect_flag, expect_list
 from kvtier.cache.group_rules import rules_for
+from kvtier.cache.manager_input import check_growth, check_settings, expect_holder, expect_request
 from kvtier.cache.prefix_stats import PrefixStats
 from kvtier.cache.request import Request
 from kvtier.cache.specs import Group
@@ -43,6 +47,9 @@ class KVCacheManager:
         retention_tokens: int | None = None,
         watermark: float = 0.0,
         events: bool = False,
+        metrics: BlockMetrics | None = None,
+        nameless_first: bool = True,
+        tiers_below: bool = False,
     ) -> None:
         """A manager of `blocks_total` blocks, the null block included; `cache.sizing` says how many fit a memory.
 
@@ -50,13 +57,19 @@ class KVCacheManager:
         caching: find and name prefixes. eagle: a draft model reads the target's hidden states. hash_tokens: per hash,
         if groups differ in block size (default: what divides all). retention_tokens: see `Rules`. watermark: the share
         of blocks kept free when a waiting request is admitted. events: keep what `take_events` gives.
+        metrics: of this manager alone, told of its blocks' lives; of nothing without caching, for nothing is evicted.
+        nameless_first: vLLM 0.32's order of reuse; else the older one. tiers_below: blocks that are copied below are
+        reused before those that are not (`engine.managed` says which are).
         Raises UsageError for what cannot work, with the remedy.
         """
-        for name, count in (("tokens_max", tokens_max), ("tokens_in_flight", tokens_in_flight or 1)):
-            if type(count) is not int or count < 1:
-                raise UsageError(f"{name} is {count!r}; give a number of tokens from 1 on")
-        if not 0.0 <= watermark < 1.0:
-            raise UsageError(f"watermark is {watermark!r}; give a share from 0 to less than 1")
+        flags: dict[str, object] = {
+            "caching": caching,
+            "eagle": eagle,
+            "events": events,
+            "nameless_first": nameless_first,
+            "tiers_below": tiers_below,
+        }
+        check_settings(groups, tokens_max, tokens_in_flight, watermark, flags)
         self.rules = rules_for(
             groups,
             tokens_max=tokens_max,
@@ -67,12 +80,12 @@ class KVCacheManager:
             eagle=eagle,
         )
         self.groups = tuple(groups)
-        self.pool = BlockPool(blocks_total, len(groups), events)
+        pool = TieredPool if tiers_below else BlockPool
+        self.pool = pool(blocks_total, len(groups), events, metrics if caching else None, nameless_first)
         self.caching = caching
         self._coordinator = Coordinator(groups, self.pool, self.rules, caching)
         self._watermark_blocks = int(watermark * blocks_total)
         self._hash_name, self._hash_seed = hash_name, hash_seed
-        self._no_hit = Hit(tuple([] for _ in groups), 0)
         self._stats = PrefixStats()
         self._requests: dict[str, Request] = {}  # those that hold blocks
         self._copying: list[tuple[int, int]] = []  # copies the engine was told of: their blocks keep a reference
@@ -88,8 +101,9 @@ class KVCacheManager:
         tokens: the prompt, ids from 0 to 2**32-1. extra: what else makes its KV. reads_cache: it may begin with blocks
         that others computed. Raises UsageError for a prompt that is empty or has no such ids.
         """
-        chain = HashChain(self.rules.hash_tokens, self._hash_name, self._hash_seed, extra) if self.caching else None
-        request = Request(request_id, tokens, chain, extra, reads_cache, home=self)
+        expect_flag("reads_cache", reads_cache)
+        chain = HashChain(self.rules.hash_tokens, self._hash_name, self._hash_seed, extra)  # which looks at `extra`
+        request = Request(request_id, tokens, chain if self.caching else None, extra, reads_cache, home=self)
         if len(request.tokens) > self.rules.tokens_max:
             text = f"request {request_id!r} has {len(request.tokens)} tokens, more than tokens_max"
             raise UsageError(f"{text}, {self.rules.tokens_max}; cut its prompt, or make the manager for longer ones")
@@ -100,9 +114,10 @@ class KVCacheManager:
 
         Holds nothing: pass the hit to `allocate_slots` before any other verb that changes something.
         """
+        expect_request(request, self)
         if not (self.caching and request.reads_cache):
-            return self._no_hit
-        return self._coordinator.longest_hit(request.hashes, len(request.tokens) - 1)
+            return Hit(tuple([] for _ in self.groups), 0, request)
+        return self._coordinator.longest_hit(request, len(request.tokens) - 1)
 
     def allocate_slots(
         self,
@@ -132,7 +147,31 @@ class KVCacheManager:
         All or nothing: None changes no table but one: blocks behind a window, which the request never reads again, are
         let go first, as its next attempt would do anyway.
         """
-        self._check_growth(request, new_tokens, hit, lookahead_tokens, external_tokens, encoder_tokens, reserved_blocks)
+        if getattr(request, "home", None) is not self:
+            expect_request(request, self)
+        if not (  # just the next step of a request that runs
+            hit is None
+            and self._requests.get(request.request_id) is request
+            and type(new_tokens) is int
+            and 0 < new_tokens <= self.rules.tokens_max - request.computed_tokens
+            and type(lookahead_tokens) is int
+            and lookahead_tokens >= 0
+            and external_tokens == encoder_tokens == reserved_blocks == 0
+        ):
+            expect_count("lookahead_tokens", lookahead_tokens, 0)
+            expect_count("reserved_blocks", reserved_blocks, 0)
+            expect_count("encoder_tokens", encoder_tokens, 0)
+            check_growth(
+                request,
+                self._requests.get(request.request_id),
+                self._coordinator.begun(request.request_id),
+                self,
+                hit,
+                new_tokens,
+                external_tokens,
+                encoder_tokens,
+                delay_naming,
+            )
         request_id, coordinator = request.request_id, self._coordinator
         adopted = hit if hit is not None and any(hit.groups) else None
         hit_end = request.computed_tokens + (0 if hit is None else hit.tokens)
@@ -151,7 +190,12 @@ class KVCacheManager:
         needed = coordinator.blocks_needed(request_id, tokens, adopted, computed, hit_end, main_tokens, encoder_tokens)
         if needed + watermark > self.pool.blocks_free - reserved_blocks:
             return None
-        if adopted is not None or (external_tokens and not coordinator.begun(request_id)):
+        begins = external_tokens > 0 and not coordinator.begun(request_id)
+        if begins:
+            uncounted = coordinator.blocks_uncounted(adopted, hit_end, external_tokens, main_tokens)
+            if needed + uncounted > self.pool.blocks_free:
+                return None  # vLLM fails here, when it takes them
+        if adopted is not None or begins:
             coordinator.adopt(request_id, adopted, hit_end, external_tokens)
         new = coordinator.allocate(request_id, tokens, main_tokens, encoder_tokens)
         self._requests[request_id] = request
@@ -162,37 +206,51 @@ class KVCacheManager:
 
     def cache_blocks(self, request: Request, computed_tokens: int) -> None:
         """The first `computed_tokens` tokens are there: name their blocks, after `delay_naming`."""
-        self._expect(request)
-        if not 0 <= computed_tokens <= len(request.tokens):
+        expect_holder(request, self, self._requests)
+        expect_count("computed_tokens", computed_tokens, 0)
+        if computed_tokens > len(request.tokens):
             text = f"{computed_tokens!r} computed tokens of the {len(request.tokens)} of request {request.request_id!r}"
             raise UsageError(f"{text}; give a number from 0 to that")
+        if not self.caching:
+            return
+        if computed_tokens > self._coordinator.tokens_held(request.request_id):
+            raise UsageError(
+                f"request {request.request_id!r} has no blocks for {computed_tokens} tokens; allocate first"
+            )
         self._coordinator.name(request, computed_tokens)
+
+    def holds(self, request: Request) -> bool:
+        """Whether the request holds blocks, and so has to be freed."""
+        expect_request(request, self)
+        return self._requests.get(request.request_id) is request
 
     def free(self, request: Request) -> None:
         """The request has ended. Its blocks keep their names, the last one is reused first.
 
         Raises UsageError for a request that holds nothing, such as one that was freed before.
         """
-        self._expect(request)
+        expect_holder(request, self, self._requests)
         del self._requests[request.request_id]
         self._coordinator.free(request.request_id)
 
     def preempt(self, request: Request) -> None:
         """Free it, to be begun again later; what others have not taken by then it finds as a hit."""
         self.free(request)
-        request.computed_tokens = request.in_flight_tokens = 0
+        request.computed_tokens = 0  # its tokens in flight are still to arrive, and count until then
         request.preemptions += 1
         request.running = False
 
     # ------------------------------------------------------------ what an engine asks
 
     def block_ids(self, request: Request) -> tuple[list[int], ...]:
-        """The request's block table, by group; copies."""
+        """The request's block table, by group; copies. Empty for a request that holds nothing."""
+        if not self.holds(request):
+            return tuple([] for _ in self.groups)
         return tuple([list(table) for table in self._coordinator.tables(request.request_id)])
 
     def common_prefix_blocks(self, request: Request) -> list[int]:
         """By group, the leading blocks that all requests share (vLLM 0.32 has given that up and answers 0)."""
-        self._expect(request)
+        expect_holder(request, self, self._requests)
         return self._coordinator.common_prefix_blocks(request.request_id, len(self._requests))
 
     @property
@@ -212,7 +270,7 @@ class KVCacheManager:
 
     def copied(self, copies: Iterable[tuple[int, int]]) -> None:
         """These copies have been made: nobody else may have needed their blocks since."""
-        copies = list(copies)
+        copies = expect_list("copies", copies)
         for copy in copies:
             if copy not in self._copying or copies.count(copy) > 1:
                 raise UsageError(f"copy {copy!r} was not given by take_copies, or is done already")
@@ -221,12 +279,15 @@ class KVCacheManager:
         self.pool.free([block for copy in copies for block in copy])
 
     def evict_blocks(self, blocks: Iterable[int]) -> None:
-        """What these blocks hold is wrong, or not there: nobody is to hit them. Who has them keeps them."""
-        blocks = tuple(blocks)
+        """What these blocks hold is wrong, or not there: nobody is to hit them. Who has them keeps them.
+
+        Null blocks of a table are passed over.
+        """
+        blocks = expect_list("blocks", blocks)
         for block in blocks:
-            if type(block) is not int or not 0 < block < self.pool.blocks_total:
+            if type(block) is not int or not 0 <= block < self.pool.blocks_total:
                 raise UsageError(f"no block {block!r}; there are 1 to {self.pool.blocks_total - 1}")
-        self.pool.evict(blocks)
+        self.pool.evict([block for block in blocks if block])
 
     def reset(self) -> bool:
         """Forget all prefixes, for the weights have changed. False, and nothing is changed, while a block is in use."""
@@ -237,6 +298,9 @@ class KVCacheManager:
 
     def record_lookup(self, request: Request, hit: Hit) -> None:
         """Count a hit that is used; lookups of requests that do not read the cache are no queries."""
+        expect_request(request, self)
+        if not isinstance(hit, Hit):
+            raise UsageError(f"hit is {hit!r}; give what get_computed_blocks returned")
         if self.caching and request.reads_cache:
             self._stats.record(len(request.tokens), hit.tokens, request.preemptions > 0)
 
@@ -249,36 +313,7 @@ class KVCacheManager:
         """What was stored, removed and cleared since the last call, in order; nothing without `events`."""
         return self.pool.names.take_events()
 
-    def check(self) -> list[str]:
-        """Recount: each block's references equal its entries in tables and in copies under way."""
-        return self.pool.check() + self._coordinator.check(self._copying, set(self._requests))
-
-    # ------------------------------------------------------------ bad input
-
-    def _check_growth(
-        self, request: Request, new: int, hit: Hit | None, lookahead: int, external: int, encoder: int, reserved: int
-    ) -> None:
-        """Raises UsageError for what cannot be meant; nothing has changed then."""
-        request_id = request.request_id
-        if min(new, lookahead, external, encoder, reserved) < 0:
-            raise UsageError(f"request {request_id!r}: a negative number of tokens or blocks; give 0 or more")
-        if not (new or external or (hit is not None and hit.tokens)):
-            raise UsageError(f"request {request_id!r} asks for nothing; give new_tokens, external_tokens or a hit")
-        holder = self._requests.get(request_id)
-        if holder is not None and holder is not request:
-            raise UsageError(
-                f"another request {request_id!r} holds blocks; give each an id of its own, or free it first"
-            )
-        if hit is not None and holder is not None and any(hit.groups):
-            raise UsageError(f"request {request_id!r} has blocks and takes no hit; free or preempt it first")
-        if request.computed_tokens + new + external > self.rules.tokens_max:
-            raise UsageError(f"request {request_id!r} would exceed tokens_max, {self.rules.tokens_max}; end it before")
-        if hit is not None and hit.version != self.pool.names.version and any(hit.groups):
-            again = self.get_computed_blocks(request)
-            if again.groups != hit.groups:
-                raise UsageError(f"request {request_id!r}: its hit is gone; call get_computed_blocks just before")
-
-    def _expect(self, request: Request) -> None:
-        if self._requests.get(request.request_id) is not request:
-            text = f"request {request.request_id!r} holds no blocks: it got none, or was freed"
-            raise UsageError(f"{text}; free each request once")
+    def check(self, held: Sequence[int] = ()) -> list[str]:
+        """Recount: each block's references equal its entries in tables, in copies under way and in `held`."""
+        holds = [*held, *(block for copy in self._copying for block in copy)]
+        return self.pool.check() + self._coordinator.check(holds, set(self._requests))

@@ -5,7 +5,7 @@ Always:  a hash for each `hash_tokens` full tokens, none where the manager keeps
 Units:   tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from kvtier.blocks.chain import HashChain
 from kvtier.blocks.extra_keys import ExtraKeys
@@ -79,6 +79,6 @@ class Request:
 
 def _listed(tokens: object) -> list[int]:
     tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
-    if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
+    if isinstance(tokens, str | bytes | Set | Mapping) or not isinstance(tokens, Iterable):
         raise UsageError(f"tokens is {tokens!r}; pass a flat list of token ids")
     return list(tokens)

@@ -114,11 +114,14 @@ def size(
     align_to_state: where there are recurrent states, make attention blocks so long that a page holds a state
     (`grouping.aligned_to_state`); vLLM always does.
     Raises ConfigError when one request of tokens_max tokens does not fit, with what it needs, what there is and the
-    longest that would fit; for numbers that are no counts; for pages that cannot be made equal.
+    longest that would fit; for layers that are no mapping to specs, numbers that are no counts; for pages that cannot
+    be made equal.
     """
     for name, value in (("memory_bytes", memory_bytes), ("tokens_max", tokens_max)):
         _require_count(name, value, 1)
     _require_count("tokens_in_flight", tokens_in_flight, 0)
+    if not isinstance(align_to_state, bool):
+        raise ConfigError("align_to_state", f"{align_to_state!r} is neither true nor false", "Pass True or False.")
     grouping = group_layers(aligned_to_state(layers) if align_to_state else layers)
     blocks_total = memory_bytes // grouping.block_bytes
     sizing = Sizing(

@@ -21,6 +21,19 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
+def _check_dtype(kind: str, dtype: object) -> None:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise UsageError(f"{kind}: unknown dtype {dtype!r}. {suggestion(str(dtype), DTYPES)}")
+
+
+def _is_shapes(shapes: object) -> bool:
+    return (
+        isinstance(shapes, tuple)
+        and shapes != ()
+        and all(isinstance(s, tuple) and s and all(type(n) is int and n > 0 for n in s) for s in shapes)
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """What every kind of layer says. `padded_bytes`: a page is made that large, so that all pages are equal."""
@@ -37,9 +50,8 @@ class Spec:
                 least = 0 if field.default == 0 else 1
                 if type(value) is not int or value < least:
                     raise UsageError(f"{self.kind}: {field.name} is {value!r}; give a number from {least} on")
-        dtype = getattr(self, "dtype", None)
-        if dtype is not None and dtype not in DTYPES:
-            raise UsageError(f"{self.kind}: unknown dtype {dtype!r}. {suggestion(str(dtype), DTYPES)}")
+        if hasattr(self, "dtype"):
+            _check_dtype(self.kind, self.dtype)
         if self.padded_bytes is not None and self.padded_bytes < self.content_bytes:
             text = f"a page of {self.padded_bytes} bytes does not hold the {self.content_bytes} bytes of a block"
             raise UsageError(f"{self.kind}: {text}; leave padded_bytes out, or make it larger")
@@ -144,15 +156,13 @@ class Mamba(Spec):
     speculative_blocks: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in MAMBA_MODES:
+        if not isinstance(self.mode, str) or self.mode not in MAMBA_MODES:
             raise UsageError(f"mamba: unknown mode {self.mode!r}. {suggestion(str(self.mode), MAMBA_MODES)}")
-        if len(self.shapes) != len(self.dtypes) or not self.shapes:
-            raise UsageError(
-                f"mamba: {len(self.shapes)} shapes and {len(self.dtypes)} dtypes; give one of each a tensor"
-            )
+        if not (_is_shapes(self.shapes) and isinstance(self.dtypes, tuple) and len(self.shapes) == len(self.dtypes)):
+            text = f"shapes {self.shapes!r} with dtypes {self.dtypes!r}"
+            raise UsageError(f"mamba: {text}; give a tuple of sizes from 1 on, and a dtype, for each tensor")
         for dtype in self.dtypes:
-            if dtype not in DTYPES:
-                raise UsageError(f"mamba: unknown dtype {dtype!r}. {suggestion(str(dtype), DTYPES)}")
+            _check_dtype("mamba", dtype)
         super(Mamba, self).__post_init__()  # slots=True makes the class anew, and a bare super() means the old one
 
     @property

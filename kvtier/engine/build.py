@@ -36,7 +36,7 @@ def loaded(config: Configuration) -> Config:
     return config if isinstance(config, Config) else load_config(config)
 
 
-def start(config: Config) -> tuple[Engine, SupportsArray]:
+def start(config: Config) -> tuple[Engine, Tier]:
     """Open all tiers and start the engine; also returns the top tier, whose slots `kv` shows."""
     namespaces = NamespaceTable()
     namespaces.id_of_model(config.model)
@@ -66,11 +66,9 @@ def start(config: Config) -> tuple[Engine, SupportsArray]:
                 sidecar = tier.sidecar() if isinstance(tier, SupportsSidecar) else ()
                 core.adopt(index, tier.scan(), sidecar, clock.now())
         host_memory.trim_heap()  # columns that grow leave holes: 40 bytes for each known key
-        top = tiers[0]
-        assert isinstance(top, SupportsArray)
         engine = Engine(core, tiers, clock)
         undo.pop_all()  # the engine closes them from now on
-    return engine, top
+    return engine, tiers[0]
 
 
 def _open_at(index: int, config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:

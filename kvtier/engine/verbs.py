@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvtier.blocks.hashing import Keys
-from kvtier.blocks.spec import DTYPES, BlockSpec, block_specs
+from kvtier.blocks.spec import DTYPES, BlockSpec, Segment, block_specs
 from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
@@ -19,7 +19,7 @@ from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine, Reply
 from kvtier.engine.polled import Job, Request
 from kvtier.errors import ClosedError, KvtierError, UsageError
-from kvtier.tiers.base import SupportsArray
+from kvtier.tiers.base import Tier
 from kvtier.types import BatchDone, BlockKey
 
 if TYPE_CHECKING:
@@ -34,13 +34,26 @@ def answer_of(reply: Reply) -> Answer:
     return reply
 
 
+def segment_views(memory: "np.ndarray[Any, Any]", segments: Sequence[Segment]) -> "dict[str, np.ndarray[Any, Any]]":
+    """Zero-copy views [slots, tokens, heads, dim] over memory of shape [slots, stride bytes], by segment name."""
+    import numpy as np
+
+    slots, stride = memory.shape
+    return {
+        s.name: np.ndarray(
+            (slots, *s.shape), DTYPES[s.dtype][1], memory.data, s.offset_bytes, (stride, *s.strides_bytes)
+        )
+        for s in segments
+    }
+
+
 class CacheVerbs:
     """What `TieredCache` and `SyncCache` have in common."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._running: Engine | None = None
-        self._top: SupportsArray | None = None
+        self._top: Tier | None = None
         self._specs: tuple[BlockSpec, ...] = block_specs(config.model)
         self._views: dict[tuple[int, int], dict[str, np.ndarray[Any, Any]]] = {}
 
@@ -51,6 +64,11 @@ class CacheVerbs:
                 "the cache is not open; use it as `with kvtier.open_sync(...)` or `async with kvtier.open(...)`"
             )
         return self._running
+
+    @property
+    def top_tier(self) -> Tier | None:
+        """The fastest tier, for who copies to and from its slots; None before the cache is open."""
+        return self._top
 
     def match(
         self,
@@ -91,20 +109,13 @@ class CacheVerbs:
         return known
 
     def _view(self, group: int, layer: int) -> "dict[str, np.ndarray[Any, Any]]":
-        import numpy as np
-
         segments = self._specs[group].of_layer(layer) if 0 <= group < len(self._specs) else []
         if not segments:
             raise UsageError(f"the model has no layer {layer} in group {group}")
-        assert self._top is not None
-        memory = self._top.array()
-        slots, stride = memory.shape
-        return {
-            s.name: np.ndarray(
-                (slots, *s.shape), DTYPES[s.dtype][1], memory.data, s.offset_bytes, (stride, *s.strides_bytes)
-            )
-            for s in segments
-        }
+        array = getattr(self._top, "array", None)
+        if array is None:
+            raise UsageError("the fastest tier shows no slots: the pages above it are somebody else's")
+        return segment_views(array(), segments)
 
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]], *, after: Any = None) -> None:
         """Publish the keys of slots that the lease has written: (slot, key) pairs.

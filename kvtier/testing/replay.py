@@ -4,18 +4,18 @@
 
 A log is JSON lines, or the same packed with xz: first the manager's configuration, then one operation a line with its
 results and what could be seen of the manager afterwards: block tables, free blocks in order, references, names and
-events. The file's name says KIND_SEED_STEPS_BLOCKS_BLOCKTOKENS; for the kinds `full` and `fullswa` the configuration
-follows from it, other logs hold theirs (tests/compat/oracle_manager.py describes all fields). The last line printed is
-`mismatches: N`; the exit code is 1 if N > 0, and 2 for a file that is no log.
+events; last the statistics. The file's name says KIND_SEED_STEPS_BLOCKS_BLOCKTOKENS; for the kinds `full` and `fullswa`
+the configuration follows from it, other logs hold theirs (tests/compat/oracle_manager.py describes all fields). A log
+that ends early, or has a field that nothing is done with, is a mismatch. The last line printed is `mismatches: N`, of
+the files that could be replayed; the exit code is 1 if N > 0, and 2 if some file is no log.
 """
 
-import json
-import lzma
+import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from kvtier.allocator.block_pool import NULL_BLOCK
 from kvtier.blocks.extra_keys import ExtraKeys, MultiModalItem
 from kvtier.cache.coordinator import Hit
 from kvtier.cache.manager import KVCacheManager
@@ -23,55 +23,85 @@ from kvtier.cache.request import Request
 from kvtier.cache.specs import ChunkedLocal, CrossAttention, FullAttention, Group, Mamba, Mla, SlidingWindow, Spec
 from kvtier.errors import KvtierError
 from kvtier.events import BlockEvent, BlockRemoved, BlocksStored
+from kvtier.registry import suggestion
+from kvtier.testing.replay_log import (
+    FIRST_INPUTS,
+    INPUTS,
+    Fields,
+    LogName,
+    NoLogError,
+    Row,
+    config_of,
+    rows_of,
+    unread_of_config,
+)
 
-Row = dict[str, Any]
 SHOWN_MAX = 5  # mismatches printed per file
-
-
-class NoLogError(Exception):
-    """The file is none that can be replayed; the text says why."""
 
 
 def replay(path: Path | str) -> list[str]:
     """What differs, in sentences. Raises NoLogError for what is no log."""
     path = Path(path)
-    rows = iter(_rows(path))
+    rows = iter(rows_of(path))
     first = next(rows, None)
     if first is None or "init" not in first:
         raise NoLogError(f"{path}: the first line has no 'init'")
     found: list[str] = []
-    number = 1
+    number, operations, ended = 1, 0, 0
     try:
-        player = _Player(first.get("config") or _config_of_name(path, str(first["init"])), rich="config" in first)
-        found += [f"line 1: {text}" for text in player.compare({}, first)]
+        config = config_of(path, first)
+        player = _Player(config, rich="config" in first)
+        found += [f"line 1: {text}" for text in unread_of_config(config)]
+        found += [f"line 1: {text}" for text in player.compare({"null_block": NULL_BLOCK}, first, FIRST_INPUTS)]
         for number, row in enumerate(rows, start=2):
-            results = player.stats() if "stats" in row else player.play(row)
-            found += [f"line {number}: {text}" for text in player.compare(results, row)]
-    except (KeyError, TypeError, ValueError, KvtierError) as error:
+            if ended:
+                found.append(f"line {number}: there is more after the stats of line {ended}, which end a log")
+            if "stats" in row:
+                ended = number
+                differences = player.compare(player.stats(), row, ())
+            else:
+                operations += 1
+                differences = player.compare(player.play(row), row, player.inputs_of(row["op"]))
+            found += [f"line {number}: {text}" for text in differences]
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, KvtierError) as error:
+        text = str(error) if isinstance(error, ValueError | KvtierError) else f"{type(error).__name__}: {error}"
         if not found:
-            raise NoLogError(f"{path}: line {number}: {type(error).__name__}: {error}") from error
-        found.append(f"line {number}: cannot go on, {type(error).__name__}: {error}")
-    return found
+            raise NoLogError(f"{path}: line {number}: {text}") from error
+        return [*found, f"line {number}: cannot go on: {text}"]
+    return found + _cut(path, number, operations, ended)
 
 
 def main(arguments: list[str]) -> int:
-    """Replay each file; returns the exit code."""
-    if not arguments:
-        print("usage: python -m kvtier.testing.replay FILE.jsonl [...]", file=sys.stderr)
-        return 2
-    total = 0
-    for name in arguments:
+    """Replay each file; returns the exit code. Raises SystemExit for --help and for arguments that are none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kvtier.testing.replay",
+        description="Replay the logs of another KV cache manager, and count what ours decides differently.",
+        epilog="Exit code: 0 no mismatch, 1 mismatches, 2 a file that cannot be replayed. The last line is the total.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE.jsonl", help="a log, plain or packed with xz (.xz)")
+    total, broken = 0, False
+    for name in parser.parse_args(arguments).files:
         try:
             found = replay(name)
         except (NoLogError, OSError) as error:
             print(error, file=sys.stderr)
-            return 2
+            broken = True
+            continue
         total += len(found)
         for text in found[:SHOWN_MAX]:
             print(f"{name}: {text}")
         print(f"{name}: {len(found)} mismatches")
     print(f"mismatches: {total}")
-    return 1 if total else 0
+    return 2 if broken else min(total, 1)
+
+
+def _cut(path: Path, number: int, operations: int, ended: int) -> list[str]:
+    """What is missing at the end of a log: its stats, or operations that its name promises."""
+    found = [] if ended else [f"line {number}: the last line has no stats: the log is cut"]
+    name = LogName.of(path)
+    if name is not None and name.steps != operations:
+        found.append(f"line {number}: {operations} operations, but the file's name says {name.steps}")
+    return found
 
 
 class _Player:
@@ -95,7 +125,7 @@ class _Player:
         self.waiting: dict[str, Request] = {}
         self.verbs: dict[str, Callable[[Row], Row]] = {
             "new": self._new,
-            "resume": lambda row: self._admit(self.waiting[row["id"]], row),
+            "resume": lambda row: self._admit(self._known(row, self.waiting, "waits"), row),
             "chunk": self._chunk,
             "decode": self._decode,
             "preempt": self._preempt,
@@ -106,6 +136,8 @@ class _Player:
 
     def play(self, row: Row) -> Row:
         """Do what the line says; the results under the names that the log has them."""
+        if row["op"] not in INPUTS:
+            raise ValueError(f"unknown operation {row['op']!r}. {suggestion(str(row['op']), INPUTS)}")
         if not row.get("same_step"):
             self.manager.begin_step()
         results = self.verbs[row["op"]](row)
@@ -113,13 +145,19 @@ class _Player:
         self.manager.copied(copies)
         return results | ({"copies": [list(copy) for copy in copies]} if copies else {})
 
+    def inputs_of(self, operation: str) -> tuple[str, ...]:
+        """The fields that say what such an operation does."""
+        if operation == "decode":
+            return (*INPUTS["decode"], "tokens" if self.rich else "token")
+        return INPUTS[operation]
+
     def stats(self) -> Row:
         stats = self.manager.take_stats()
         names = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
         return {"stats": {name: getattr(stats, name) for name in (names if self.rich else names[:3])}}
 
-    def compare(self, results: Row, row: Row) -> list[str]:
-        """Our results and state against the line's; and our own invariants."""
+    def compare(self, results: Row, row: Row, inputs: tuple[str, ...]) -> list[str]:
+        """Our results and state against the line's, whose other fields are `inputs`; and our own invariants."""
         ours = results if "stats" in row else results | self._snapshot()
         fields = [name for name in ours if name in row] + [name for name in ("copies", "freed") if name in row]
         found = [
@@ -128,6 +166,8 @@ class _Player:
             if ours.get(name) != row[name]
         ]
         found += [f"{name} is {ours[name]}, not in the log" for name in ours if name not in row]
+        unread = [name for name in row if name not in fields and name not in inputs]
+        found += [f"{name} is in the log, but neither says what to do nor is compared" for name in unread]
         return found + self.manager.check()
 
     def _snapshot(self) -> Row:
@@ -150,7 +190,7 @@ class _Player:
     def _new(self, row: Row) -> Row:
         items = tuple(MultiModalItem(*item) for item in row.get("mm") or ())
         lora = tuple(row["lora"]) if row.get("lora") else None
-        extra = ExtraKeys(lora=lora, items=items, cache_salt=row["salt"])
+        extra = ExtraKeys(lora=lora, items=items, cache_salt=row["salt"] or None)
         request = self.manager.request(row["id"], row["tokens"], extra=extra)
         self.waiting[row["id"]] = request
         return self._admit(request, row)
@@ -212,7 +252,7 @@ class _Player:
         self.running[request.request_id] = self.waiting.pop(request.request_id)
 
     def _chunk(self, row: Row) -> Row:
-        request = self.running[row["id"]]
+        request = self._known(row, self.running, "runs")
         new = self.manager.allocate_slots(request, row["compute"])
         if new is None:
             self._preempt(row)
@@ -221,7 +261,7 @@ class _Player:
         return {"new": _ids(new)}
 
     def _decode(self, row: Row) -> Row:
-        request = self.running[row["id"]]
+        request = self._known(row, self.running, "runs")
         tokens = row["tokens"] if self.rich else [row["token"]]
         request.append(tokens)
         new = self.manager.allocate_slots(request, len(tokens), lookahead_tokens=row.get("drafts", 0))
@@ -232,7 +272,8 @@ class _Player:
         return {"new": _ids(new)}
 
     def _preempt(self, row: Row) -> Row:
-        request = self.waiting[row["id"]] = self.running.pop(row["id"])
+        request = self._known(row, self.running, "runs")
+        self.waiting[row["id"]] = self.running.pop(row["id"])
         self.manager.preempt(request)
         return {}
 
@@ -240,50 +281,23 @@ class _Player:
         if row["id"] in self.running:
             self.manager.free(self.running.pop(row["id"]))
         else:
+            self._known(row, self.waiting, "runs or waits")
             del self.waiting[row["id"]]  # it holds nothing
         return {}
+
+    def _known(self, row: Row, requests: dict[str, Request], state: str) -> Request:
+        if row["id"] not in requests:
+            raise ValueError(f"no request {row['id']!r} {state}")
+        return requests[row["id"]]
 
     def _evict(self, row: Row) -> Row:
         self.manager.evict_blocks(row["blocks"])
         return {}
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise NoLogError(f"{path}: line {number} is no object")
-                yield row
-        except (ValueError, lzma.LZMAError, EOFError) as error:
-            raise NoLogError(f"{path}: {error}") from error
-
-
-def _config_of_name(path: Path, init: str) -> Row:
-    """The configuration of the kinds that leave it to the file's name."""
-    parts = path.name.split(".")[0].split("_")
-    if init not in ("full", "full+swa") or len(parts) != 5 or not all(part.isdigit() for part in parts[1:]):
-        raise NoLogError(f"{path}: name it KIND_SEED_STEPS_BLOCKS_BLOCKTOKENS.jsonl, or give its first line a 'config'")
-    blocks, size = int(parts[3]), int(parts[4])
-    groups = [{"kind": "full", "block_tokens": size, "eagle": False}]
-    if init == "full+swa":
-        groups.append({"kind": "sliding_window", "block_tokens": size, "eagle": False, "window": 2 * size})
-    return {
-        "groups": groups,
-        "blocks_total": blocks,
-        "hash_tokens": size,
-        "tokens_max": 1024,
-        "tokens_in_flight": None,
-        "caching": True,
-        "eagle": False,
-        "retention_tokens": None,
-        "watermark": 0.0,
-    }
-
-
 def _group(group: Row) -> Group:
     """Of a log only the rules matter: each layer has one head of one number."""
+    group = Fields(group)
     size, kind = group["block_tokens"], group["kind"]
     heads: Row = {"block_tokens": size, "kv_heads": 1, "head_dim": 1, "dtype": "float32"}
     spec: Spec

@@ -98,12 +98,19 @@ class Replay:
         }
 
 
+def left_out(answer, compute_left):
+    """What vLLM's scheduler keeps of an answer: of a plan without tokens neither items nor what they cost."""
+    if isinstance(answer, dict) and answer.get("new_tokens") == 0:
+        return answer | {"encode": [], "repeats": [], "left": compute_left}
+    return answer
+
+
 @pytest.mark.parametrize("piece", scenarios(), ids=name_of)
 def test_every_answer_and_state_is_vllms_own(piece):
     """An engine that swaps the manager in encodes, evicts or schedules something else."""
     replay = Replay(piece[0])
     for number, line in enumerate(piece[1:]):
-        assert replay.ask(line) == line["answer"], (number, line)
+        assert replay.ask(line) == left_out(line["answer"], line.get("compute_left")), (number, line)
         state = replay.state()
         assert state == {key: line[key] for key in state}, (number, line)
         assert replay.cache.check() == []
@@ -248,6 +255,25 @@ def test_one_name_with_two_sizes_is_refused_and_nothing_is_encoded():
     assert plan_encoding(cache, "a", items[1:], 0, 7, 10).refused
 
 
+def test_a_plan_without_tokens_encodes_nothing_and_costs_nothing():
+    """An item is encoded, held and paid for by a request that is not in the step."""
+    items = [item("x", 4), item("y", 4, offset=4)]
+    cache = EncoderCache(6)
+    plan = plan_encoding(cache, "a", items, 0, 8, 9, lookahead_tokens=4)
+    assert plan == EncodingPlan(0, 9), "the second does not fit, and the drafter reads into it"
+    carry_out(cache, "a", items, plan)
+    carry_out(cache, "a", items, EncodingPlan(0, 5, (0,)))
+    assert (cache.held("a"), cache.embeddings_free) == ([], 6)
+
+
+def test_items_of_an_encoder_decoder_may_lie_at_one_place():
+    """Whisper with two sounds is refused, or items that follow each other are planned out of order."""
+    items = [item("x"), item("y")]
+    assert plan_encoding(EncoderDecoderCache(8), "a", items, 0, 1, 8).encode == (0, 1)
+    with pytest.raises(UsageError, match="in order"):
+        plan_encoding(EncoderDecoderCache(8), "a", [item("x", 2, 3), item("y", 2, 1)], 0, 1, 8)
+
+
 def test_tokens_without_an_embedding_need_no_encoder():
     """An image is encoded a step too early, for its leading text."""
     items = [EncoderItem("x", 0, 10, 4, spans=((3, 5), (6, 8)))]
@@ -284,10 +310,40 @@ MISUSES = {
         lambda c: plan_encoding(c, "a", [item("w", 2), item("v", 2, 2)], 0, 4, 9),
         "item 0 of request 'a' is",
     ),
+    "no item": (lambda c: c.make_room("x", 9), "item is 'x'; pass an EncoderItem"),
+    "no item to allocate": (lambda c: c.allocate("b", 0, None), "item is None"),
+    "text for a budget": (lambda c: c.make_room(item("w"), "9"), "compute_left is '9'"),
+    "negative budget": (lambda c: c.make_room(item("w"), -1), "compute_left is -1"),
+    "negative plans": (lambda c: c.make_room(item("w"), 9, -50), "embeddings_planned is -50"),
+    "no computed tokens": (lambda c: c.free_passed("a", None), "computed_tokens is None"),
+    "of an unknown request": (lambda c: c.free_passed("nobody", 1.5), "computed_tokens is 1.5"),
+    "negative distance": (lambda c: c.free_passed("a", 1, ahead_tokens=-9), "ahead_tokens is -9"),
+    "no request": (lambda c: c.free_passed(["a"], 9), r"request id \['a'\]"),
+    "no request to hold": (lambda c: c.allocate("", 0, item("w", 2)), "request id ''"),
+    "no request to free": (lambda c: c.free(None), "request id None"),
+    "no index": (lambda c: c.free_item("a", [0]), r"index is \[0\]"),
+    "no items": (lambda c: plan_encoding(c, "b", None, 0, 2, 3), "items is None"),
+    "strange items": (lambda c: plan_encoding(c, "b", ["x"], 0, 2, 3), "item is 'x'"),
+    "items out of order": (
+        lambda c: plan_encoding(c, "b", [item("w", 2, 6), item("v", 2, 2)], 0, 9, 9),
+        "'v' begins at token 2.*in order",
+    ),
+    "no cache": (lambda c: plan_encoding(None, "b", [item("w")], 0, 2, 3), "cache is None"),
+    "no flag": (lambda c: plan_encoding(c, "b", [item("w")], 0, 2, 3, split_items="no"), "split_items is 'no'"),
+    "plan for more items": (lambda c: carry_out(c, "b", [item("w", 2)], EncodingPlan(1, 0, (3,))), "made for"),
+    "plan for fewer items": (lambda c: carry_out(c, "b", [item("w", 2)], EncodingPlan(1, 0, (-1,))), "made for"),
+    "plan twice": (lambda c: carry_out(c, "b", [item("w", 2)], EncodingPlan(1, 0, (0, 0))), "made for"),
+    "repeats of nothing": (
+        lambda c: carry_out(c, "b", [item("w", 2), item("v", 2, 2)], EncodingPlan(1, 0, (0,), (1,))),
+        "made for",
+    ),
+    "no plan": (lambda c: carry_out(c, "b", [item("w", 2)], None), "plan is None"),
     "negative tokens": (lambda c: plan_encoding(c, "b", [item("x")], -1, 2, 3), "computed_tokens is -1"),
     "fraction of a token": (lambda c: plan_encoding(c, "b", [item("x")], 1, 2.5, 3), "new_tokens is 2.5"),
 }
 SHARED_MISUSES = {
+    "no request to look up": (lambda c: c.lookup(None, 0, item("w")), "request id None"),
+    "no index to look up": (lambda c: c.lookup("b", "0", item("w")), "index is '0'"),
     "other size": (lambda c: c.lookup("b", 0, item("x", 3)), "has 3 embeddings, the output kept has 4"),
     "allocated twice": (lambda c: c.allocate("b", 0, item("x")), "kept already; use lookup"),
     "stale output": (lambda c: carry_out(c, "b", [item("x")], EncodingPlan(1, 0, (0,))), "plan again"),
@@ -351,6 +407,16 @@ def test_a_cache_needs_a_capacity(total):
         ("x", 0, 4, 2, ((0, 1),)),
         ("x", 0, 4, 2, ((3, 5),)),
         ("x", 0, 4, 2, ((2, 3), (0, 1))),
+        ("x", 0, 10, 10, (0, 10)),
+        ("x", 0, 10, 10, ((0, 5, 10),)),
+        ("x", 0, 10, 10, ((0,),)),
+        ("x", 0, 10, 10, [(0, 10)]),
+        ("x", 0, 10, 10, ([0, 10],)),
+        ("x", 0, 10, 10, "ab"),
+        ("x", 0, 10, 10, ("ab",)),
+        ("x", 0, 10, 10, ((0.0, 10.0),)),
+        ("x", 0, 10, 10, ((None, 10),)),
+        ("x", 0, 10, 10, 5),
     ],
 )
 def test_an_item_that_contradicts_itself_is_refused(wrong):
@@ -367,9 +433,24 @@ def test_a_refusal_that_lasts_is_said_when_the_request_comes():
     budget.admit([item("x", 64)])
     with pytest.raises(UsageError, match="65 embeddings never fit in a step of 64"):
         budget.admit([item("x", 1), item("y", 65)])
+    for wrong in (None, "x", [1]):
+        with pytest.raises(UsageError, match="EncoderItem"):
+            budget.admit(wrong)
     check_order([item("x", 4), item("y", 4, offset=4)])
     with pytest.raises(UsageError, match=r"'y' begins at token 3.*'x'.*ends at 4"):
         check_order([item("x", 4), item("y", 4, offset=3)])
+
+
+def test_a_budget_of_other_things_is_refused():
+    """A slip in the limits gives a traceback, or counts as yes."""
+    sizes = {"encode_embeddings_max": 1, "cache_embeddings_max": 1, **LIMITS}
+    with pytest.raises(UsageError, match="split_items is 'no'"):
+        EncoderLimits(**sizes, split_items="no")
+    for modalities in (None, [Modality(1, 1)], {"image": (1, 1)}):
+        with pytest.raises(UsageError, match="mapping of names to Modality"):
+            EncoderBudget.of(modalities, EncoderLimits(**sizes))
+    with pytest.raises(UsageError, match="pass EncoderLimits"):
+        EncoderBudget.of({}, sizes)
 
 
 @pytest.mark.parametrize("damage", ["embeddings_free", "embeddings_idle", "_outputs", "_idle", "_indexes"])

@@ -67,9 +67,11 @@ def test_items_are_as_vllm_expects_them():
     ExtraKeys(items=(a, b))
 
 
-def test_an_empty_salt_is_none():
-    """A tenant without a salt shares nothing with those who have none."""
-    assert list(chain(range(4), 4, extra=ExtraKeys(cache_salt=""))) == list(chain(range(4), 4))
+def test_an_empty_salt_is_refused():
+    """A tenant whose name got lost shares with everybody, as vLLM's Request lets him."""
+    with pytest.raises(UsageError, match=r"cache_salt is empty.*pass None for no salt"):
+        ExtraKeys(cache_salt="")
+    assert list(chain(range(4), 4, extra=ExtraKeys())) == list(chain(range(4), 4))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8"])
@@ -160,6 +162,8 @@ def test_producers_that_cannot_work_are_refused():
         register_extra_keys("other", 5)
     with pytest.raises(UsageError, match=r"no extra-key producer 'wilt'.*wild"):
         ExtraKeys(data={"wilt": 1})
+    with pytest.raises(UsageError, match="no extra-key producer 5 is registered"):
+        ExtraKeys(data={5: 1})
     with pytest.raises(UsageError, match="mapping"):
         ExtraKeys(data=[1])
     for hash_name in ("sha256_cbor", "sha256"):
@@ -168,3 +172,39 @@ def test_producers_that_cannot_work_are_refused():
             with pytest.raises(UsageError, match=said):
                 hashes.update([7] * 8)
             assert hashes.hashes == []
+
+
+def _broken_generator(data, start, end):
+    yield ("note", 1)
+    raise RuntimeError("half way")
+
+
+@pytest.mark.parametrize(
+    ("producer", "said", "cause"),
+    [
+        (
+            lambda data, start, end: [("note", 1 // data)],
+            "failed for tokens 0 to 4: ZeroDivisionError",
+            ZeroDivisionError,
+        ),
+        (_broken_generator, "failed for tokens 0 to 4: RuntimeError", RuntimeError),
+        (lambda data: [], "failed for tokens 0 to 4: TypeError", TypeError),
+        (lambda data, start, end: None, "gave None; it returns tuples.*or an empty list", None),
+        (lambda data, start, end: 5, "gave 5; it returns tuples", None),
+        (lambda data, start, end: "note", "gave .*; it returns tuples", None),
+    ],
+)
+def test_a_producer_that_fails_is_named(producer, said, cause):
+    """A request ends in a traceback from code that the reader has never heard of."""
+    register_extra_keys("faulty", producer)
+    hashes = HashChain(4, extra=ExtraKeys(data={"faulty": 0}))
+    with pytest.raises(UsageError, match=f"extra-key producer 'faulty' {said}") as caught:
+        hashes.update([7] * 8)
+    assert cause is None or isinstance(caught.value.__cause__, cause)
+    assert hashes.hashes == []
+
+
+def test_without_producers_one_is_told_how_to_add_one():
+    """The list of known producers is empty, and that is all that one learns."""
+    with pytest.raises(UsageError, match=r"'nope' is registered\. None is: register_extra_keys\(name, producer\)"):
+        ExtraKeys(data={"nope": 1})

@@ -88,6 +88,14 @@ def test_a_hash_that_changes_its_length_is_told_off():
         chain(range(4), 4, "moody")
 
 
+def test_a_hash_that_fails_later_is_named():
+    """A request ends in a traceback from code that the reader has never heard of."""
+    register_hash("brittle", lambda data: bytes([1 // (1 - bool(data))]) * 32)
+    with pytest.raises(UsageError, match=r"hash 'brittle' fails on .* bytes: ZeroDivisionError") as caught:
+        chain(range(4), 4, "brittle")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 def test_the_seed_is_vllms_on_request():
     """An engine beside vLLM takes another root than vLLM does."""
     for hash_name in ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"):

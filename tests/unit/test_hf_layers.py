@@ -7,6 +7,7 @@ import pytest
 from kvtier.cache.models.hf_layers import _DEFAULTS
 from kvtier.cache.models.layer_kinds import _WINDOW_PATTERNS
 from kvtier.cache.models.layers import layers_of
+from kvtier.cache.models.no_cache import ENCODERS
 from kvtier.cache.specs import ChunkedLocal, CrossAttention, FullAttention, Mamba, Mla, SlidingWindow
 from kvtier.errors import ConfigError
 from tests import published_models as published
@@ -148,6 +149,43 @@ def test_falcon_has_one_head_of_keys():
     assert layers_of(new)["layers.0"].kv_heads == 2
 
 
+def test_a_file_whose_kv_is_quantized_is_sized_with_the_dtype_that_is_given():
+    """A model whose engine keeps KV in 8 bits is sized for 16, or cannot be sized at all."""
+    config = BASE | {"quantization_config": {"kv_cache_scheme": {"type": "float", "num_bits": 8}}}
+    with pytest.raises(ConfigError, match="Give dtype to say in which, such as dtype='float8_e4m3'"):
+        layers_of(config)
+    assert layers_of(config, dtype="float8_e4m3")["layers.0"].dtype == "float8_e4m3"
+    for unquantized in (None, {}, {"quant_method": "fp8"}, {"kv_cache_scheme": None}):
+        assert layers_of(BASE | {"quantization_config": unquantized}) == layers_of(BASE)
+
+
+ENCODER_CONFIGS = """
+    BertConfig RobertaConfig ModernBertConfig LayoutLMv3Config ViTConfig Dinov2Config BeitConfig CLIPConfig
+    CLIPTextConfig CLIPVisionConfig SiglipConfig Siglip2VisionConfig Wav2Vec2Config
+"""
+
+
+@pytest.mark.parametrize("name", ENCODER_CONFIGS.split())
+def test_encoders_have_no_cache_to_size(transformers, name):
+    """A model that keeps nothing is given gigabytes."""
+    written = getattr(transformers, name)(dtype="bfloat16").to_dict()
+    with pytest.raises(
+        ConfigError, match=r"encoder, which keeps no KV\. Pass the config.json of a model that writes text"
+    ):
+        layers_of(written)
+
+
+def test_only_encoders_are_refused_as_such(transformers):
+    """A model that writes text is refused because its name resembles an encoder's."""
+    names = transformers.models.auto.modeling_auto
+    writing = {*names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    for model_type in ENCODERS & writing:
+        assert transformers.AutoConfig.for_model(model_type).is_decoder is False, model_type
+        assert layers_of(transformers.AutoConfig.for_model(model_type, is_decoder=True).to_dict(), dtype="bfloat16")
+    for name in ("AyaVisionConfig", "Cohere2VisionConfig", "Qwen2AudioConfig", "LlavaConfig", "Qwen2VLConfig"):
+        assert layers_of(getattr(transformers, name)().to_dict(), dtype="bfloat16"), name
+
+
 def test_t5_needs_the_length_of_its_input():
     """A model whose file does not limit the encoder's input is sized for some length."""
     t5 = {"model_type": "t5", "is_encoder_decoder": True, "d_model": 64, "d_kv": 16, "num_layers": 2, "num_heads": 4}
@@ -182,12 +220,42 @@ def test_t5_needs_the_length_of_its_input():
         (BASE | {"model_type": "deepseek_v3", "kv_lora_rank": 64}, "qk_rope_head_dim"),
         (BASE | {"model_type": "deepseek_v32", "kv_lora_rank": 64, "index_topk": 2048}, "index_topk"),
         (BASE | {"v_head_dim": 8}, "v_head_dim"),
+        (BASE | {"num_key_value_heads": 3}, "num_key_value_heads"),
+        (BASE | {"num_key_value_heads": 8}, "num_key_value_heads"),
+        (BASE | {"num_attention_heads": 32, "num_kv_heads": 5}, "num_kv_heads"),
+        (BASE | {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, "quantization_config.kv_cache_scheme"),
+        (BASE | {"compression_config": {"kv_cache_scheme": {"num_bits": 8}}}, "compression_config.kv_cache_scheme"),
+        (BASE | {"quantization_config": {"kv_cache_quant_algo": "FP8"}}, "quantization_config.kv_cache_quant_algo"),
+        (
+            BASE | {"quantization_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}},
+            "quantization_config.quantization.kv_cache_quant_algo",
+        ),
+        (
+            {"text_config": BASE | {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}},
+            "text_config.quantization_config.kv_cache_scheme",
+        ),
+        (BASE | {"quantization_config": 8}, "quantization_config"),
+        (BASE | {"model_type": "bert"}, "model_type"),
+        (BASE | {"model_type": "siglip_vision_model"}, "model_type"),
+        (BASE | {"model_type": "new_vision"}, "model_type"),
+        ({"model_type": "clip", "text_config": BASE}, "model_type"),
+        ({"text_config": BASE | {"model_type": "clip_text_model"}}, "text_config.model_type"),
+        (BASE | {"model_type": "new", "architectures": ["NewForMaskedLM"]}, "architectures"),
+        (
+            BASE | {"model_type": "detr", "is_encoder_decoder": True, "architectures": ["XForObjectDetection"]},
+            "architectures",
+        ),
+        (BASE | {"model_type": "new", "patch_size": 16}, "patch_size"),
+        (BASE | {"is_decoder": "yes"}, "is_decoder"),
+        (BASE | {"architectures": "LlamaForCausalLM"}, "architectures"),
         (BASE | {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
         (BASE | {"block_types": ["recurrent", "attention"]}, "block_types"),
         (HYBRID, "layer_types"),
         (HYBRID | {"hybrid_override_pattern": "M-?"}, "hybrid_override_pattern"),
         (HYBRID | {"attn_layer_indices": [0], "mamba_d_conv": None}, "mamba_d_conv"),
         (HYBRID | {"attn_layer_period": 2}, "attn_layer_offset"),
+        (HYBRID | {"attn_layer_period": 2, "attn_layer_offset": 2}, "attn_layer_offset"),
+        (HYBRID | {"attn_layer_indices": [0, 4]}, "attn_layer_indices"),
     ],
 )
 def test_what_is_not_known_is_refused(config, place):

@@ -6,7 +6,7 @@ import pytest
 
 from kvtier.cache.models.layers import layers_of
 from kvtier.cache.specs import ChunkedLocal, CrossAttention, FullAttention, Mamba, Mla, SlidingWindow
-from kvtier.errors import ConfigError, UsageError
+from kvtier.errors import ConfigError
 from tests.published_models import LLAMA3_8B
 
 SHAPE = {"kv_heads": 8, "head_dim": 128}
@@ -98,6 +98,10 @@ GROUP = {"layers": 2, **SHAPE}
         (PLAIN | {"layers": []}, "layers"),
         (PLAIN | {"layers": [1, 1]}, "layers"),
         (PLAIN | {"layers": [-1]}, "layers[0]"),
+        (PLAIN | {"layers": [0, 5]}, "layers"),
+        (PLAIN | {"layers": [1]}, "layers"),
+        ({"dtype": "float32", "groups": [GROUP | {"layers": [1]}, GROUP | {"layers": [3]}]}, "groups"),
+        ({"dtype": "float32", "groups": [GROUP | {"kind": ""}]}, "groups[0].kind"),
         (PLAIN | {"kv_heads": None}, "kv_heads"),
         (PLAIN | {"head_dim": 12.5}, "head_dim"),
         (PLAIN | {"dtype": None}, "dtype"),
@@ -136,6 +140,15 @@ def test_a_wrong_description_says_where(description, place):
     ("wrong", "told"),
     [
         ({"block_tokens": 0}, "block_tokens"),
+        ({"tensor_parallel": None}, "tensor_parallel"),
+        ({"draft_tokens": None}, "draft_tokens"),
+        ({"dtype": []}, "dtype"),
+        ({"dtype": 5}, "dtype"),
+        ({"dtype": ""}, "dtype"),
+        ({"state_dtype": {}}, "state_dtype"),
+        ({"state_mode": "x"}, "state_mode"),
+        ({"state_mode": None}, "state_mode"),
+        ({"state_mode": []}, "state_mode"),
         ({"tensor_parallel": -1}, "tensor_parallel"),
         ({"tensor_parallel": 3}, "tensor_parallel"),
         ({"draft_tokens": -1}, "draft_tokens"),
@@ -154,5 +167,82 @@ def test_wrong_arguments_are_refused(wrong, told):
 def test_an_unknown_mode_of_states_is_refused():
     """States are kept in a way that nobody asked for."""
     group = {"kind": "mamba", "layers": 1, "shapes": [[3]], "dtypes": ["float32"]}
-    with pytest.raises(UsageError, match="unknown mode 'none'"):
+    with pytest.raises(ConfigError, match=r"state_mode: unknown mode 'none'\. Known: align, all"):
         layers_of({"groups": [group]}, state_mode="none")
+
+
+class Config:
+    """As transformers has them: the fields are attributes."""
+
+    def to_dict(self):
+        return LLAMA3_8B
+
+
+@pytest.mark.parametrize(
+    ("description", "told"),
+    [
+        (Config(), r"is a Config, neither a mapping nor a path. Pass its to_dict\(\)"),
+        (None, "is a NoneType, neither.*: None. Pass the path of a config.json, its content as a dict"),
+        ([LLAMA3_8B], r"is a list, neither.*: \[\{.*\.\.\.\. Pass the path"),
+        (5, "is a int"),
+        (b"config.json", "is a bytes"),
+        (json.dumps(LLAMA3_8B, indent=2), r"is the text of a description, not a path. Pass json.loads"),
+        ("  [1]", "is the text of a description"),
+        ("x" * 100_000, r"x\.\.\.: cannot be read: File name too long. Name the config.json"),
+        ("no\nsuch\nfile", "no such file: cannot be read: No such file"),
+        ("no such file", "no such file: cannot be read: No such file"),
+        ("null\0byte", "is no path"),
+        ("half \ud800", "is no path"),
+        ("", "Is a directory|cannot be read"),
+    ],
+    ids=str,
+)
+def test_what_is_no_description_is_refused_in_one_line(description, told):
+    """An object, a list or the text of a file gives a traceback, or is printed whole."""
+    with pytest.raises(ConfigError, match=told) as caught:
+        layers_of(description)
+    assert len(str(caught.value)) < 600
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("description", "told"),
+    [
+        (
+            {"layers": 2, "kv_heads": 8, "dtype": "float16"},
+            "head_dim: is missing. Add it: a model of layers.*layers, kv_heads, head_dim and",
+        ),
+        ({**SHAPE, "dtype": "bfloat16"}, "layers: is missing. Add it: a model of layers that are all alike"),
+        ({"kv_heads": 8, "hidden_size": 64}, "hidden_size: unknown word. "),
+        ({"dtype": "bfloat16"}, "kv_heads: is missing. Add it: a model of layers"),
+        (
+            {"groups": [{"layers": 2, "head_dim": 576}]},
+            r"groups\[0\].kv_heads: is missing. A group of kind full, which is meant without `kind` \(kinds: full,"
+            r" sliding_window, chunked_local, cross, mla, mamba\) needs layers, kv_heads, head_dim\.",
+        ),
+        (
+            {"groups": [{"kind": "mla", "layers": 2}]},
+            r"groups\[0\].head_dim: is missing. A group of kind mla needs layers, head_dim\.",
+        ),
+        (
+            {"groups": [{"kind": "sliding_window", "layers": 2, **SHAPE}]},
+            "window: is missing. A group of kind sliding_window needs layers, kv_heads, head_dim, window",
+        ),
+        (
+            {"groups": [{"layers": 2, "shapes": [[3]], "dtypes": ["float32"]}]},
+            r"shapes: is no word of kind full, but of mamba. Write `kind: mamba`, or leave the word out. A group of",
+        ),
+        ({"groups": [GROUP | {"kind": "mla", "window": 9}]}, "window: is no word of kind mla, but of sliding_window"),
+        ({"groups": [GROUP | {"windw": 9}]}, "windw: unknown word. Known|Did you mean"),
+        ({"dtype": "bfloat16", "groups": [SHAPE]}, r"groups\[0\].layers: is missing. A group of kind full, which"),
+        (
+            {"dtype": "float32", "groups": [GROUP | {"layers": [0, 5]}, GROUP | {"layers": [7]}]},
+            "groups: 1, 2, 3, 4, 6 of 8 layers are in no group. Number the layers that keep something from 0",
+        ),
+    ],
+)
+def test_our_words_are_answered_in_our_words(description, told):
+    """Who describes a group is sent to transformers for a file, or not told which words are missing."""
+    with pytest.raises(ConfigError, match=told) as caught:
+        layers_of(description, dtype=description.get("dtype", "bfloat16") if "groups" in description else None)
+    assert "transformers" not in str(caught.value)

@@ -20,7 +20,7 @@ def blocks(language):
 
 def test_the_example_runs_and_restores_in_a_second_process(tmp_path):
     """The first thing a newcomer copies does not work."""
-    code, _ = blocks("python")
+    code, *_ = blocks("python")
     runs = [
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True) for _ in range(2)
     ]
@@ -46,7 +46,7 @@ def test_the_transformers_example_runs(tmp_path):
     from kvtier.integrations.transformers import model_spec
     from tests.tiny_llama import tiny_llama
 
-    _, code = blocks("python")
+    _, code, _ = blocks("python")
     model = tiny_llama()
     spec = model_spec(model, name="tiny", weights_epoch="v1")
     tiers = [{"type": "gpu", "capacity": "16MiB"}, {"type": "lmdb", "path": str(tmp_path), "capacity": "64MiB"}]
@@ -56,6 +56,13 @@ def test_the_transformers_example_runs(tmp_path):
         exec(code.replace("max_new_tokens=64", "max_new_tokens=8"), names)
         assert names["session"].problem is None
         assert names["session"].tokens_restored == 32
+
+
+def test_the_block_managers_example_runs():
+    """The lines for those who build an engine do not work, or print something else than blocks."""
+    *_, code = blocks("python")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "8192 blocks; ([1, 2, 3, 4, 5, 6, 7],)\n", done.stderr
 
 
 def test_every_link_leads_somewhere():

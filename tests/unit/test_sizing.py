@@ -120,6 +120,7 @@ def test_memory_for_nothing_is_refused(memory_bytes):
         {"tokens_max": 0},
         {"tokens_max": True},
         {"tokens_in_flight": -1},
+        {"align_to_state": "no"},
     ],
 )
 def test_numbers_that_are_no_counts_are_refused(wrong):
@@ -132,6 +133,24 @@ def test_no_layers_are_refused():
     """A model without layers divides by zero."""
     with pytest.raises(ConfigError, match="layers: there are none"):
         size({}, GIB, tokens_max=1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        (None, "None is no mapping"),
+        ([1], r"\[1\] is no mapping"),
+        ("model", "'model' is no mapping"),
+        (LLAMA3_8B, "which is no spec of a layer"),
+        ({"layers.0": None}, "'layers.0' is None, which is no spec"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("align_to_state", [True, False])
+def test_a_description_is_no_layers(layers, told, align_to_state):
+    """Who forgets layers_of gets a traceback."""
+    with pytest.raises(ConfigError, match=f"layers: .*{told}.*Pass what layers_of.description. returns"):
+        size(layers, GIB, tokens_max=1, align_to_state=align_to_state)
 
 
 def test_the_table_says_what_the_numbers_say():

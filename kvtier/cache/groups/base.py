@@ -100,6 +100,10 @@ class GroupManager:
             new += self._idle(hit[max(skipped - len(table), 0) :]) + self._ends_inside(hit, hit_end)
         return new
 
+    def blocks_uncounted(self, hit: Sequence[int], hit_end: int, external_tokens: int, main_tokens: int) -> int:
+        """What `blocks_needed` leaves out for a request that begins with external tokens. (vLLM's count does.)"""
+        return 0
+
     def adopt(self, request_id: str, hit: Sequence[int], hit_end: int, external_tokens: int) -> None:
         """A request begins with the blocks of its hit, which get a reference each."""
         skipped = max(self.tokens_skipped(hit_end + external_tokens) // self.block_tokens, 0)
@@ -232,7 +236,7 @@ class GroupManager:
             raise InvariantError(f"group {self.index}: block {source} is not at {position} of a table")
         table[position] = private
         self.copies.append((source, private))
-        self.pool.touch((private,))
+        self.pool.hold(private)
 
     def _tell(
         self,

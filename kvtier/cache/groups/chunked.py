@@ -23,9 +23,16 @@ class ChunkedLocalGroup(GroupManager):
         assert isinstance(spec, ChunkedLocal)
         self.blocks_cap = spec.blocks_max(rules.tokens_max, rules.tokens_in_flight)
         self._chunk_tokens = spec.chunk_tokens
-        if self.block_tokens != rules.step_tokens:
+        if rules.caching and rules.drafts:
+            text = "chunked local attention with a draft model that reads hidden states (EAGLE)"
+            raise UsageError(
+                f"group {index}: {text} cannot be cached; make the manager without eagle, or caching=False"
+            )
+        if rules.caching and self.block_tokens != rules.step_tokens:
             text = f"chunked local attention in blocks of {self.block_tokens} tokens beside groups of other block sizes"
-            raise UsageError(f"group {index}: {text}; give all groups the same block_tokens")
+            raise UsageError(
+                f"group {index}: {text}; give all groups the same block_tokens, or make the manager with caching=False"
+            )
 
     def tokens_skipped(self, computed_tokens: int) -> int:
         return computed_tokens // self._chunk_tokens * self._chunk_tokens

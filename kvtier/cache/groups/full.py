@@ -6,10 +6,12 @@ are smaller), the prompt's last boundary inside a block has a name, too. Units: 
 
 from collections.abc import Sequence
 
+from kvtier.allocator.block_pool import BlockPool
 from kvtier.cache.groups.base import GroupManager
 from kvtier.cache.groups.finding import Find, Hits, find_all, leading
+from kvtier.cache.groups.rules import Rules
 from kvtier.cache.request import Request
-from kvtier.cache.specs import blocks_for
+from kvtier.cache.specs import Spec, blocks_for
 from kvtier.types import BlockHash
 
 
@@ -18,6 +20,12 @@ class FullGroup(GroupManager):
 
     serves_shorter = True
     finds_inside_blocks = True
+
+    def __init__(self, index: int, spec: Spec, pool: BlockPool, rules: Rules, eagle: bool) -> None:
+        super().__init__(index, spec, pool, rules, eagle)
+        self._written_from: dict[
+            int, int
+        ] = {}  # by block that this step writes, and hits may end inside of: its first token
 
     def longest_hit(self, hashes: Sequence[BlockHash], tokens_max: int, drop_last: bool, finds: Sequence[Find]) -> Hits:
         size, align = self.block_tokens, self.rules.align_tokens
@@ -36,12 +44,37 @@ class FullGroup(GroupManager):
             del blocks[blocks_for(tokens, size) :]
         return found, tokens
 
+    def blocks_needed(
+        self,
+        request_id: str,
+        tokens: int,
+        hit: Sequence[int],
+        computed_tokens: int,
+        hit_end: int,
+        main_tokens: int,
+        capped: bool = False,
+    ) -> int:
+        if (
+            self._written_from
+            and self._ends_inside(hit, hit_end)
+            and hit_end > self._written_from.get(hit[-1], hit_end)
+        ):
+            # What the hit needs of its last block would be copied before this step computes it. vLLM does that.
+            return self.pool.blocks_total + 1
+        return super().blocks_needed(request_id, tokens, hit, computed_tokens, hit_end, main_tokens, capped)
+
+    def begin_step(self) -> None:
+        self._written_from.clear()
+
     def name(self, request: Request, tokens: int) -> None:
         first, end = self.named.get(request.request_id, 0), tokens // self.block_tokens
         if first < end:
             self.name_blocks(request, first, end)
         if self._stride > 1:
             self._name_tail(request, tokens)
+            start = max(request.computed_tokens, first * self.block_tokens)  # what is there from before this step
+            written = self.tables.get(request.request_id, ())[start // self.block_tokens :]
+            self._written_from.update(dict.fromkeys(written, start))
 
     def _inside(
         self, hashes: Sequence[BlockHash], tokens_max: int, finds: Sequence[Find], blocks: int

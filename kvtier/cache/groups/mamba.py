@@ -103,7 +103,6 @@ class AlignedMambaGroup(MambaGroup):
     def __init__(self, index: int, spec: Spec, pool: BlockPool, rules: Rules, eagle: bool) -> None:
         super().__init__(index, spec, pool, rules, eagle)
         self._begun: set[str] = set()  # requests whose table ends with a running state and blocks for drafts
-        self._read_from: dict[str, int] = {}  # by request: position of the state that the last step began with
         self._retired: dict[str, int] = {}  # by request: leading positions that are null for good
 
     def blocks_needed(
@@ -128,6 +127,16 @@ class AlignedMambaGroup(MambaGroup):
             new = min(new, 1 + copied + (0 if request_id in self._begun else self._drafts))
         return new + self._idle(hit)
 
+    def blocks_uncounted(self, hit: Sequence[int], hit_end: int, external_tokens: int, main_tokens: int) -> int:
+        """A state from elsewhere has a block of its own if it is not the one that this step goes on from."""
+        if external_tokens == 0:
+            return 0
+        end = blocks_for(hit_end + external_tokens, self.block_tokens)
+        required = blocks_for(main_tokens, self.block_tokens) + self._drafts
+        loaded = end - max(len(hit), (hit_end + external_tokens - 1) // self.block_tokens)
+        taken = loaded + max(0, required - max(end, required - self._drafts - 1))
+        return max(0, taken - max(0, min(required - len(hit), 1 + self._drafts)))
+
     def allocate(self, request_id: str, tokens: int, main_tokens: int) -> list[int]:
         """The new running state. `tokens` with drafts do not count: their states have blocks of their own."""
         table = self.tables.setdefault(request_id, [])
@@ -137,10 +146,6 @@ class AlignedMambaGroup(MambaGroup):
         length = len(table)
         if required <= length and tail is None:
             return []
-        if begun:
-            self._read_from[request_id] = length - 1 - self._drafts
-        elif length:
-            self._read_from[request_id] = length - 1
         running = required - self._drafts - 1  # the position of the new running state
         table += [NULL_BLOCK] * (running - length)
         if begun:
@@ -163,18 +168,8 @@ class AlignedMambaGroup(MambaGroup):
         super().name(request, tokens)
         self._name_tail(request, tokens)
 
-    def drop_skipped(self, request_id: str, computed_tokens: int) -> None:
-        super().drop_skipped(request_id, computed_tokens)
-        position = self._read_from.get(request_id)
-        if position is not None and position < blocks_for(computed_tokens, self.block_tokens) - 1:
-            table = self.tables[request_id]
-            if table[position] != NULL_BLOCK:
-                self.pool.free((table[position],))
-                table[position] = NULL_BLOCK
-
     def free(self, request_id: str) -> None:
         self._begun.discard(request_id)
-        self._read_from.pop(request_id, None)
         self._retired.pop(request_id, None)
         super().free(request_id)
 
@@ -215,6 +210,6 @@ class AlignedMambaGroup(MambaGroup):
         """The running state goes on in its block; its names, and the bytes so far, go to a copy."""
         self.pool.names.move(running, private)
         self.copies.append((running, private))
-        self.pool.touch((running,))
+        self.pool.hold(running)
         self._named_in_step.add(self.pool.names.first[private])
         self._named_in_step.discard(None)

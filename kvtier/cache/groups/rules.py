@@ -23,6 +23,7 @@ class Rules:
     retention_tokens: int | None = None
     drafting: bool = False
     drafts: bool = False
+    caching: bool = True
 
     def resume_positions(self, request: Request) -> list[int]:
         """Where a later request with this prompt, or with a longer one, can begin."""

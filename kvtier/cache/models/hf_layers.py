@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from kvtier.blocks.spec import DTYPES
 from kvtier.cache.models.layer_kinds import layer_kinds
+from kvtier.cache.models.no_cache import refuse_without_cache
 from kvtier.cache.models.recurrent import state_dtype_field, state_shapes
 from kvtier.cache.specs import ChunkedLocal, CrossAttention, FullAttention, Mamba, Mla, SlidingWindow, Spec
-from kvtier.config.model_files import LAYERS_MAX, ModelFields
+from kvtier.config.model_files import LAYERS_MAX, ModelFields, shown
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 
+_QUERY_HEADS = ("num_attention_heads", "n_head")
 _LANGUAGE_MODELS = ("text_config", "language_config", "llm_config")
 _LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 
@@ -66,9 +68,12 @@ class Wishes:
 def hf_layers(file: ModelFields, wishes: Wishes) -> dict[str, Spec]:
     """The spec of every layer, by name. Raises ConfigError for what is missing, wrong or not handled."""
     model = _language_model(file)
+    refuse_without_cache(file, model)
     for field, meaning in _REFUSED.items():
         if model.content.get(field):
             raise model.error(field, f"a model that {meaning} is not handled", "Describe it by its groups instead.")
+    if wishes.dtype is None:
+        _refuse_quantized(file, model)
     dtype = _dtype(file, model, wishes.dtype)
     if model.flag("is_encoder_decoder"):
         return _encoder_decoder(model, wishes, dtype)
@@ -92,6 +97,18 @@ def _language_model(file: ModelFields) -> ModelFields:
         if nested := file.nested(name):
             return nested.with_defaults(_DEFAULTS.get(nested.text("model_type") or "", {}))
     return file
+
+
+def _refuse_quantized(file: ModelFields, model: ModelFields) -> None:
+    """Weights that come with scales for a smaller KV: engines then keep it smaller than the model's dtype."""
+    for fields in (file, model):
+        for section in ("quantization_config", "compression_config"):
+            if quantization := fields.nested(section):
+                inner = quantization.nested("quantization") or quantization
+                for found, word in ((quantization, "kv_cache_scheme"), (inner, "kv_cache_quant_algo")):
+                    if found.has(word):
+                        problem = f"{shown(found.content[word])}: engines keep its KV in another dtype than the model's"
+                        raise found.error(word, problem, "Give dtype to say in which, such as dtype='float8_e4m3'.")
 
 
 def _attention(model: ModelFields, wishes: Wishes, dtype: str, kind: str) -> Spec:
@@ -163,7 +180,12 @@ def _kv_heads(model: ModelFields, ranks: int) -> int:
     if model.flag("multi_query") and not model.flag("new_decoder_architecture"):
         return 1  # Falcon
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
-    return on_rank(model.count(*names, "num_attention_heads", "n_head"), ranks)
+    heads, queries = model.count(*names, *_QUERY_HEADS), model.maybe_count(*_QUERY_HEADS)
+    if queries is not None and queries % heads:
+        named = next(name for name in (*names, *_QUERY_HEADS) if model.has(name))
+        problem = f"{heads} heads of keys cannot be shared evenly by {queries} attention heads"
+        raise model.error(named, problem, "Write a divisor of the number of attention heads.")
+    return on_rank(heads, ranks)
 
 
 def _head_dim(model: ModelFields) -> int:
@@ -187,8 +209,10 @@ def _dtype(file: ModelFields, model: ModelFields, wished: str | None) -> str:
     raise file.error("dtype", "is missing", "Add it to the file, or give dtype, such as bfloat16.")
 
 
-def known_dtype(written: str, place: str) -> str:
+def known_dtype(written: object, place: str) -> str:
     """One of our dtypes, from our word or torch's. Raises ConfigError for any other."""
+    if not isinstance(written, str):
+        raise ConfigError(place, f"{shown(written)} is no text", "Write the name of a dtype, such as 'bfloat16'.")
     word = written.removeprefix("torch.")
     word = _DTYPE_WORDS.get(word, word)
     if word not in DTYPES:

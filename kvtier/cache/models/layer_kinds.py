@@ -81,11 +81,17 @@ def _recurrent(model: ModelFields) -> list[str] | None:
         return ["both" for _ in layers]
     if model.has("attn_layer_period"):
         period, offset = model.count("attn_layer_period"), model.index("attn_layer_offset")
+        if offset >= period:
+            problem = f"{offset} is not less than attn_layer_period, {period}: no layer would attend"
+            raise model.error("attn_layer_offset", problem, "Write which of so many layers attends, from 0 on.")
         return ["full" if layer % period == offset else "state" for layer in layers]
     if model.has("full_attention_interval"):
         interval = model.count("full_attention_interval")
         return ["state" if (layer + 1) % interval else "full" for layer in layers]
     if (full := model.indexes("attn_layer_indices")) is not None:
+        if beyond := [layer for layer in full if layer not in layers]:
+            problem = f"there is no layer {beyond[0]}, but {len(layers)} from 0 on"
+            raise model.error("attn_layer_indices", problem, "List layers that the model has.")
         return ["full" if layer in full else "state" for layer in layers]
     remedy = "Add layer_types, one word for each layer: full_attention or linear_attention."
     raise model.error("layer_types", "is missing: which layers attend and which keep a state is not said", remedy)

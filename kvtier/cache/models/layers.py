@@ -15,17 +15,29 @@ or a mapping in our own words, those of `model` in the YAML:
     mla             head_dim: of the latent, with the part that carries the position
     mamba           shapes, dtypes (of the tensors of one layer's state, on one rank)
 
-Always: each layer is in one group; an unknown word is an error with a suggestion. Units: tokens, elements.
+Always: each layer is in one group, and none is left out; an unknown word is an error with a suggestion.
+Units: tokens, elements.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvtier.cache.models.hf_layers import Wishes, hf_layers, known_dtype, on_rank
-from kvtier.cache.specs import ChunkedLocal, CrossAttention, FullAttention, Mamba, Mla, SlidingWindow, Spec
-from kvtier.config.model_files import LAYERS_MAX, ModelFields, read_model_file
+from kvtier.cache.specs import (
+    MAMBA_MODES,
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    Mamba,
+    Mla,
+    SlidingWindow,
+    Spec,
+)
+from kvtier.config.model_files import LAYERS_MAX, ModelFields, read_model_file, shown
+from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 
 BLOCK_TOKENS = 16
@@ -39,6 +51,8 @@ _KIND_WORDS: Mapping[str, tuple[str, ...]] = {
     "mla": ("kv_heads", "head_dim"),
     "mamba": ("shapes", "dtypes"),
 }
+_OPTIONAL: Mapping[str, tuple[str, ...]] = dict.fromkeys(_KIND_WORDS, ("value_dim",)) | {"mla": ("kv_heads",)}
+_ALIKE = "layers, kv_heads, head_dim and dtype"
 _GROUP_WORDS = ("kind", "layers", "dtype", "block_tokens")
 _MODEL_WORDS = ("layers", "kv_heads", "head_dim", "value_dim", "dtype", "block_tokens", "groups")
 # Words of the YAML's `model` that say nothing about what a layer keeps.
@@ -64,17 +78,15 @@ def layers_of(
     are kept as well. encoder_tokens_max: of an encoder's input, if not what the description allows.
     Raises ConfigError for a description that is incomplete, contradicts itself, or has something that is not handled.
     """
-    counts = {
-        "block_tokens": block_tokens,
-        "tensor_parallel": tensor_parallel,
-        "encoder_tokens_max": encoder_tokens_max,
-    }
-    given = ModelFields({**counts, "draft_tokens": draft_tokens})
-    for name in counts:
-        if given.has(name):
-            given.count(name)
-    given.index("draft_tokens")
-    file = ModelFields(description) if isinstance(description, Mapping) else read_model_file(description)
+    for name, value in (("block_tokens", block_tokens), ("encoder_tokens_max", encoder_tokens_max)):
+        if value is not None:
+            _argument(name, value).count(name)
+    _argument("tensor_parallel", tensor_parallel).count("tensor_parallel")
+    _argument("draft_tokens", draft_tokens).index("draft_tokens")
+    if state_mode not in MAMBA_MODES:
+        problem = f"unknown mode {shown(state_mode)}"
+        raise ConfigError("state_mode", problem, suggestion(str(state_mode), MAMBA_MODES))
+    file = _fields_of(description)
     wishes = Wishes(
         block_tokens=block_tokens or file.maybe_count("block_tokens") or BLOCK_TOKENS,
         dtype=None if dtype is None else known_dtype(dtype, "dtype"),
@@ -84,9 +96,34 @@ def layers_of(
         tensor_parallel=tensor_parallel,
         encoder_tokens_max=encoder_tokens_max,
     )
-    if file.has("layers") or file.has("groups"):
+    if _in_our_words(file):
         return _described(file, wishes, block_tokens is not None)
     return hf_layers(file, wishes)
+
+
+def _argument(name: str, value: object) -> ModelFields:
+    return ModelFields({name: value}, add="Give a number, or leave the argument out.")
+
+
+def _fields_of(description: object) -> ModelFields:
+    if isinstance(description, Mapping):
+        return ModelFields(description)
+    if isinstance(description, (str, Path)):
+        return read_model_file(description)
+    what = f"a {type(description).__name__}, neither a mapping nor a path"
+    if hasattr(description, "to_dict"):
+        raise ConfigError("description", f"is {what}", "Pass its to_dict().")
+    remedy = "Pass the path of a config.json, its content as a dict, or a dict in the words of kvtier."
+    raise ConfigError("description", f"is {what}: {shown(description)}", remedy)
+
+
+def _in_our_words(file: ModelFields) -> bool:
+    """Not every file has all its words; what it is then answered must be in its own."""
+    if file.has("layers") or file.has("groups"):
+        return True
+    words = {word for word in file.content if file.has(word)}
+    ours = {*_MODEL_WORDS, *_OTHER_WORDS, *_PARALLEL_WORDS}
+    return bool(words) and (words <= ours or ("kv_heads" in words and "model_type" not in words))
 
 
 def _described(model: ModelFields, wishes: Wishes, block_tokens_wished: bool) -> dict[str, Spec]:
@@ -95,7 +132,8 @@ def _described(model: ModelFields, wishes: Wishes, block_tokens_wished: bool) ->
         if model.maybe_count(name) not in (None, 1):
             raise model.error(name, "is not taken from a description", "Give tensor_parallel to layers_of instead.")
     if not model.has("groups"):
-        groups = [ModelFields({key: model.content.get(key) for key in (*_HEADS, "layers")}, model.place)]
+        shape = {key: model.content.get(key) for key in (*_HEADS, "layers")}
+        groups = [ModelFields(shape, model.place, f"Add it: a model of layers that are all alike needs {_ALIKE}.")]
     else:
         groups = _groups(model)
     layers: dict[int, Spec] = {}
@@ -104,6 +142,10 @@ def _described(model: ModelFields, wishes: Wishes, block_tokens_wished: bool) ->
         spec = _spec(model, group, wishes, block_tokens or wishes.block_tokens)
         for index in _indexes(group, layers):
             layers[index] = spec
+    if left_out := sorted(set(range(max(layers))) - set(layers)):
+        problem = f"{_listed(left_out)} of {max(layers) + 1} layers are in no group"
+        remedy = "Number the layers that keep something from 0 on, and put each into a group."
+        raise model.error("groups" if model.has("groups") else "layers", problem, remedy)
     return {f"layers.{index}": layers[index] for index in sorted(layers)}
 
 
@@ -114,15 +156,23 @@ def _groups(model: ModelFields) -> list[ModelFields]:
     written = model.content["groups"]
     if not isinstance(written, (list, tuple)) or not written or not all(isinstance(raw, Mapping) for raw in written):
         remedy = "Write a list such as [{kind: full, layers: 30, kv_heads: 3, head_dim: 64}]."
-        raise model.error("groups", f"{written!r} is not a list of groups", remedy)
-    return [ModelFields(raw, model.path_of(f"groups[{index}]")) for index, raw in enumerate(written)]
+        raise model.error("groups", f"{shown(written)} is not a list of groups", remedy)
+    groups = [ModelFields(raw, model.path_of(f"groups[{index}]")) for index, raw in enumerate(written)]
+    return [replace(group, add=_needs(group)) for group in groups]
+
+
+def _kind_of(group: ModelFields) -> str:
+    kind = group.text("kind")
+    if kind is not None and kind not in _KIND_WORDS:
+        raise group.error("kind", f"unknown kind {kind!r}", suggestion(kind, _KIND_WORDS))
+    return "full" if kind is None else kind
 
 
 def _spec(model: ModelFields, group: ModelFields, wishes: Wishes, block_tokens: int) -> Spec:
-    kind = group.text("kind") or "full"
-    if kind not in _KIND_WORDS:
-        raise group.error("kind", f"unknown kind {kind!r}", suggestion(kind, _KIND_WORDS))
-    _known_words(group, (*_GROUP_WORDS, *_KIND_WORDS[kind]))
+    kind = _kind_of(group)
+    for word in group.content:
+        if word not in _GROUP_WORDS and word not in _KIND_WORDS[kind]:
+            raise _unknown_word(group, word, kind)
     if kind == "mamba":
         return _state(group, wishes, block_tokens)
     dtype = _dtype(model, group, wishes)
@@ -190,6 +240,25 @@ def _indexes(group: ModelFields, taken: Mapping[int, Spec]) -> list[int]:
         problem = f"layer {twice[0]} is listed twice" if twice else "is an empty list"
         raise group.error("layers", problem, "Put each layer into one group.")
     return indexes
+
+
+def _needs(group: ModelFields) -> str:
+    kind = _kind_of(group)
+    words = ", ".join(word for word in ("layers", *_KIND_WORDS[kind]) if word not in _OPTIONAL[kind])
+    without = "" if group.has("kind") else f", which is meant without `kind` (kinds: {', '.join(_KIND_WORDS)})"
+    return f"A group of kind {kind}{without} needs {words}."
+
+
+def _unknown_word(group: ModelFields, word: object, kind: str) -> ConfigError:
+    kinds = [other for other, words in _KIND_WORDS.items() if word in words]
+    if not kinds:
+        return group.error(str(word), "unknown word", suggestion(str(word), (*_GROUP_WORDS, *_KIND_WORDS[kind])))
+    problem = f"is no word of kind {kind}, but of {' and '.join(kinds)}"
+    return group.error(str(word), problem, f"Write `kind: {kinds[0]}`, or leave the word out. {group.add}")
+
+
+def _listed(indexes: list[int]) -> str:
+    return ", ".join(map(str, indexes[:5])) + (", ..." if len(indexes) > 5 else "")
 
 
 def _known_words(fields: ModelFields, known: Iterable[str]) -> None:

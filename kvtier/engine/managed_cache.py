@@ -1,0 +1,197 @@
+"""ManagedCache: the tiers of a configuration, with a block manager running the GPU tier.
+
+Owns: the GPU tier's memory, whose slots are the manager's blocks, and a cache over the tiers below. Always: decisions
+are the manager's, vLLM's to the bit while nothing lies below; slot 0 is the null block. Units: blocks, tokens, seconds.
+"""
+
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kvtier.blocks.namespace import NamespaceTable
+from kvtier.blocks.spec import block_specs
+from kvtier.cache.manager import KVCacheManager
+from kvtier.cache.request import Request
+from kvtier.cache.specs import FullAttention, Group, Mla, Spec
+from kvtier.config.schema import Config, GpuTierConfig, HostTierConfig
+from kvtier.engine.build import Configuration, loaded, open_tier
+from kvtier.engine.managed import Lookup, ManagedTop
+from kvtier.engine.mover import TierMover
+from kvtier.engine.sync import SyncCache
+from kvtier.engine.verbs import segment_views
+from kvtier.errors import ConfigError, UsageError
+from kvtier.tiers.gpu import GpuTier
+from kvtier.tiers.host import HostTier
+from kvtier.types import GroupSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+POLL_S = 0.0005  # how often a waiting step looks
+
+
+class ManagedCache:
+    """Block tables over the GPU tier, and the tiers below it. One caller at a time. Made by `open_managed`."""
+
+    def __init__(self, config: Config, settings: dict[str, Any]) -> None:
+        self.config = config
+        self.top: ManagedTop | None = None  # none without tiers below
+        self._specs = block_specs(config.model)
+        self._below: SyncCache | None = None
+        self._mover: TierMover | None = None
+        lengths = [spec.block_bytes for spec in self._specs]
+        gpu, *below = config.tiers
+        assert isinstance(gpu, GpuTierConfig)  # the configuration begins with it
+        self._pages = _pages(gpu, max(lengths))
+        try:
+            self.manager = KVCacheManager(
+                [Group(_spec_of(group)) for group in config.model.groups],
+                self._pages.traits.capacity_bytes // self._pages.stride_bytes + 1,
+                hash_name=config.model.hash,
+                hash_seed=config.model.hash_seed,
+                tiers_below=bool(below),
+                **settings,
+            )
+            if below:
+                self._below = _cache_over(replace(config, tiers=tuple(below)))
+                host = self._below.top_tier
+                assert isinstance(host, HostTier)
+                self._mover = TierMover(self._pages, host, lengths)
+                deadline_s = config.limits.load_deadline_s
+                self.top = ManagedTop(
+                    self.manager, self._below, self._mover, ahead=gpu.high_watermark, load_deadline_s=deadline_s
+                )
+        except BaseException:
+            self.close(flush_s=0)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def kv(self, group: int = 0, layer: int = 0) -> "dict[str, np.ndarray[Any, Any]]":
+        """Zero-copy views over all blocks, by segment name ("k", "v", or "latent"): [blocks, tokens, heads, dim].
+
+        Index only blocks of tables. Raises UsageError for a layer that the group has not.
+        """
+        segments = self._specs[group].of_layer(layer) if 0 <= group < len(self._specs) else []
+        if not segments:
+            raise UsageError(f"the model has no layer {layer} in group {group}")
+        return segment_views(self._pages.array(), segments)
+
+    # ------------------------------------------------------------ a request
+
+    def request(self, request_id: str, tokens: Any, **more: Any) -> Request:
+        """As `KVCacheManager.request`."""
+        return self.manager.request(request_id, tokens, **more)
+
+    def get_computed_blocks(self, request: Request) -> Lookup:
+        """The longest prefix in the pages, and how much further it goes in tiers below. Holds nothing."""
+        if self.top is None:
+            return Lookup(self.manager.get_computed_blocks(request), 0)
+        return self.top.get_computed_blocks(request)
+
+    def allocate_slots(
+        self, request: Request, new_tokens: int, lookup: Lookup | None = None, **more: Any
+    ) -> tuple[list[int], ...] | None:
+        """As `ManagedTop.allocate_slots`: what lies below is loaded first, and `step` returns the request then."""
+        if self.top is None:
+            return self.manager.allocate_slots(request, new_tokens, None if lookup is None else lookup.hit, **more)
+        return self.top.allocate_slots(request, new_tokens, lookup, **more)
+
+    def is_loading(self, request: Request) -> bool:
+        """Whether the request waits for what comes from below."""
+        return self.top is not None and self.top.is_loading(request)
+
+    def free(self, request: Request) -> None:
+        """The request has ended, at whatever stage."""
+        (self.top or self.manager).free(request)
+
+    def preempt(self, request: Request) -> None:
+        """Free it, to be begun again later."""
+        (self.top or self.manager).preempt(request)
+
+    # ------------------------------------------------------------ a step
+
+    def step(self, wait_s: float = 0.0) -> list[Request]:
+        """Before each step of the engine. Returns requests whose load has ended; `computed_tokens` says how far.
+
+        wait_s: how long to wait for one, if there is nothing else to do.
+        """
+        if self.top is None:
+            self.manager.begin_step()
+            return []
+        until = time.monotonic() + wait_s
+        while True:
+            ready = self.top.step()
+            if ready or time.monotonic() >= until:
+                return ready
+            time.sleep(POLL_S)
+
+    def flush(self, timeout_s: float = 20.0) -> bool:
+        """Copy what nobody uses to the lowest tier. False if the time was too short or a tier had no room."""
+        if self.top is None or self._below is None:
+            return True
+        self.top.flush()
+        refused, until = self.top.counters.refused, time.monotonic() + timeout_s
+        while not self.top.is_idle and time.monotonic() < until:
+            self.top.step()
+            time.sleep(POLL_S)
+        done = self.top.is_idle and self.top.counters.refused == refused
+        return self._below.flush(max(until - time.monotonic(), POLL_S)).failed == 0 and done
+
+    def check(self) -> list[str]:
+        """Recount tables, references, names and what moves hold."""
+        return (self.top or self.manager).check()
+
+    def close(self, flush_s: float = 20.0) -> None:
+        """Flush for at most `flush_s`, then stop. Idempotent."""
+        if self._below is not None and self.top is not None and flush_s > 0:
+            self.flush(flush_s)
+        if self._mover is not None:
+            self._mover.close()
+        if self._below is not None:
+            self._below.close(flush_s)
+            self._below = None
+        self.top = None
+        self._pages.close()
+
+
+def open_managed(config: Configuration, *, tokens_max: int, **settings: Any) -> ManagedCache:
+    """Open the tiers of a configuration with a block manager on top. Close it, or use it in a `with`.
+
+    tokens_max, settings: of `KVCacheManager` (tokens_in_flight, eagle, watermark, events, metrics...).
+    Raises ConfigError for tiers that this cannot be built on.
+    """
+    return ManagedCache(loaded(config), {"tokens_max": tokens_max, **settings})
+
+
+def _pages(gpu: GpuTierConfig, length_bytes_max: int) -> GpuTier:
+    """The GPU tier's memory, of a fixed size: a block table is a promise."""
+    fixed = gpu.model_copy(update={"capacity_max_bytes": gpu.capacity_bytes})
+    pages = open_tier(fixed, NamespaceTable(), length_bytes_max)
+    assert isinstance(pages, GpuTier)
+    return pages
+
+
+def _cache_over(config: Config) -> SyncCache:
+    first = config.tiers[0]
+    if not isinstance(first, HostTierConfig):
+        text = f"a tier of type {first.type!r} lies directly below the pages that a manager runs"
+        raise ConfigError("tiers[1].type", text, "Put a host tier between: blocks pass through its slots.")
+    cache = SyncCache(config)
+    cache._start()
+    return cache
+
+
+def _spec_of(group: GroupSpec) -> Spec:
+    if group.kind == "mla":
+        return Mla(block_tokens=group.block_tokens, latent_dim=group.head_dim, dtype=group.dtype)
+    return FullAttention(
+        block_tokens=group.block_tokens, kv_heads=group.kv_heads, head_dim=group.head_dim, dtype=group.dtype
+    )
