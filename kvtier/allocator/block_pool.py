@@ -45,6 +45,7 @@ class BlockPool:
             raise UsageError(f"metrics is {metrics!r}; give a BlockMetrics of this pool alone, or None")
         self.blocks_total = blocks_total
         self.blocks_free = blocks_total - 1
+        self.blocks_lent = 0  # free ones that cannot be taken at present
         self.names = BlockNames(blocks_total, groups, events)
         self._metrics = metrics
         self._nameless_first = nameless_first
@@ -160,7 +161,7 @@ class BlockPool:
         if forward != backward[::-1]:
             findings.append("pool: the two directions of the free blocks disagree")
         unused = [block for block in range(1, self.blocks_total) if not self.refs[block]]
-        if sorted(forward) != unused or len(forward) != self.blocks_free:
+        if sorted(forward) != unused or len(forward) != self.blocks_free + self.blocks_lent:
             findings.append(f"pool: {len(forward)} linked, {len(unused)} unused, {self.blocks_free} counted as free")
         findings += [f"pool: block {block} has {n} references" for block, n in enumerate(self.refs) if n < 0 < block]
         if self.names.first[NULL_BLOCK] is not None:

@@ -31,16 +31,17 @@ class TieredPool(BlockPool):
         super().__init__(blocks_total, groups, events, metrics, nameless_first)
         self.dropped_dirty = 0
         self._clean: dict[int, object] = {}  # by block: the name under which it was copied
+        self._lent: set[int] = set()  # being copied
 
     def is_clean(self, block: int) -> bool:
         """Whether a tier below has the block's content, as far as anybody said."""
         name = self.names.first[block]
         return name is not None and self._clean.get(block) is name
 
-    def mark_clean(self, block: int, name: BlockHash) -> None:
+    def mark_clean(self, block: int, name: BlockHash | None) -> None:
         """A tier below has the content of this name; the block is clean if it still has it."""
         present = self.names.first[block]
-        if present == name:
+        if present is not None and present == name:
             self._clean[block] = present
 
     def dirty(self, within: int) -> list[int]:
@@ -51,14 +52,14 @@ class TieredPool(BlockPool):
         """The first `count` free blocks whose loss loses nothing, then the others; as `BlockPool.take` besides."""
         if not 0 <= count <= self.blocks_free:
             raise InvariantError(f"pool: cannot take {count} blocks, {self.blocks_free} are free")
-        safe = list(islice((b for b in self._free() if self._is_safe(b)), count))
-        if len(safe) < count:
-            chosen = set(safe)
-            rest = list(islice((b for b in self._free() if b not in chosen), count - len(safe)))
+        chosen = list(islice((b for b in self._free() if self._is_safe(b)), count))
+        if len(chosen) < count:
+            safe = set(chosen)
+            rest = list(islice((b for b in self._free() if b not in safe), count - len(chosen)))
             self.dropped_dirty += len(rest)
-            safe += rest
+            chosen += rest
         following, preceding = self._next, self._prev
-        for block in reversed(safe):  # to the head, in the order chosen, where the next ones are taken
+        for block in reversed(chosen):  # to the head, in the order chosen, where the next ones are taken
             before, after = preceding[block], following[block]
             following[before], preceding[after] = after, before
             head = following[NULL_BLOCK]
@@ -67,19 +68,37 @@ class TieredPool(BlockPool):
             self._clean.pop(block, None)
         return super().take(count)
 
-    def borrow(self, blocks: Sequence[int]) -> None:
-        """Hold free blocks while they are copied below. It is no use of them: metrics are not told."""
-        metrics, self._metrics = self._metrics, None
-        self.touch(blocks)
-        self._metrics = metrics
+    def free_blocks(self) -> list[int]:
+        """Those that can be taken, in order; a block that is being copied cannot."""
+        return list(self._free())
+
+    # ------------------------------------------------------------ lending
+
+    def lend(self, blocks: Sequence[int]) -> None:
+        """Free blocks are read by a copy: they keep their place in the order, and are not taken before `give_back`."""
+        self._lent.update(blocks)
+        self._recount(-len(blocks))
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """As `free`, for what was borrowed: what nobody uses meanwhile is the next to be reused, in this order."""
-        idle = [block for block in blocks if self.refs[block] == 1]
-        for block in blocks:
-            self.refs[block] -= 1
-        self._prepend(idle)
-        self.blocks_free += len(idle)
+        """The copy has ended."""
+        self._lent.difference_update(blocks)
+        self._recount(sum(not self.refs[block] for block in blocks))
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        if self._lent:
+            self._recount(sum(block in self._lent and not self.refs[block] for block in blocks))
+        super().touch(blocks)
+
+    def free(self, blocks: Sequence[int]) -> None:
+        super().free(blocks)
+        if self._lent:
+            self._recount(-sum(block in self._lent and not self.refs[block] for block in blocks))
+
+    def _recount(self, more_free: int) -> None:
+        self.blocks_free += more_free
+        self.blocks_lent -= more_free
+
+    # ------------------------------------------------------------ parts
 
     def reset(self) -> bool:
         done = super().reset()
@@ -91,7 +110,9 @@ class TieredPool(BlockPool):
         return self.names.first[block] is None or self.is_clean(block)
 
     def _free(self) -> Iterator[int]:
+        """Those that can be taken, in order."""
         block = self._next[NULL_BLOCK]
         while block != NULL_BLOCK:
-            yield block
+            if block not in self._lent:
+                yield block
             block = self._next[block]

@@ -36,8 +36,11 @@ def loaded(config: Configuration) -> Config:
     return config if isinstance(config, Config) else load_config(config)
 
 
-def start(config: Config) -> tuple[Engine, Tier]:
-    """Open all tiers and start the engine; also returns the top tier, whose slots `kv` shows."""
+def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
+    """Open all tiers and start the engine; also returns the top tier, whose slots `kv` shows.
+
+    first: the index in the YAML of the first of these tiers, for errors.
+    """
     namespaces = NamespaceTable()
     namespaces.id_of_model(config.model)
     for note in config.notes:
@@ -46,8 +49,8 @@ def start(config: Config) -> tuple[Engine, Tier]:
     length_bytes_max = max(spec.block_bytes for spec in specs)
     with ExitStack() as undo:
         tiers: list[Tier] = []
-        for index, tier_config in enumerate(config.tiers):
-            tier = _open_at(index, tier_config, namespaces, length_bytes_max)
+        for index, tier_config in enumerate(config.tiers, start=first):
+            tier = open_at(index, tier_config, namespaces, length_bytes_max)
             undo.callback(tier.close)
             tiers.append(tier)
         levels = [level_of(*pair, specs) for pair in zip(config.tiers, tiers, strict=True)]
@@ -71,7 +74,7 @@ def start(config: Config) -> tuple[Engine, Tier]:
     return engine, tiers[0]
 
 
-def _open_at(index: int, config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
+def open_at(index: int, config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
     """Open a tier; what it cannot work with is told by its place in the YAML, which the tier does not know."""
     try:
         return open_tier(config, namespaces, length_bytes_max)

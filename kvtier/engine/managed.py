@@ -96,7 +96,7 @@ class ManagedTop:
         self._tiers, self._mover = tiers, mover
         self._deadline_s = load_deadline_s
         self._sizes = tuple(group.spec.block_tokens for group in manager.groups)
-        self._loads = PageLoads(manager, self._sizes)
+        self._loads = PageLoads(manager, manager.pool, self._sizes)
         self._stores = PageStores(manager.pool, self._sizes, max(1, int(ahead * manager.pool.blocks_total)))
         self._asked: dict[int, Loading | Storing] = {}  # by ticket
         self._moving: dict[int, Loading | Storing] = {}  # by move
@@ -128,11 +128,15 @@ class ManagedTop:
         if not match.tokens:  # gone since
             self._tiers.release(match)
             return self.manager.allocate_slots(request, new_tokens, hit, **more)
-        new = self.manager.allocate_slots(request, 0, hit, external_tokens=match.tokens, delay_naming=True, **more)
+        new = None
+        try:
+            new = self.manager.allocate_slots(request, 0, hit, external_tokens=match.tokens, delay_naming=True, **more)
+        finally:  # it may also be refused with an error
+            if new is None:
+                self._tiers.release(match)
         if new is None:
-            self._tiers.release(match)
             return None
-        loading = self._loads.begin(request, hit.tokens, match.tokens)
+        loading = self._loads.begin(request, match, hit.tokens)
         self._asked[self._tiers.submit(Load(match, self._deadline_s))] = loading
         return loading.blocks
 
@@ -180,7 +184,7 @@ class ManagedTop:
 
     def check(self) -> list[str]:
         """Recount, with what moves hold."""
-        return self.manager.check([*self._loads.held, *self._stores.held])
+        return self.manager.check(self._loads.held)
 
     # ------------------------------------------------------------ parts
 
@@ -198,8 +202,9 @@ class ManagedTop:
         asked = self._asked.pop(ticket)
         if not isinstance(answer, Job):
             if isinstance(asked, Loading):
+                self._tiers.release(asked.match)  # without room it stays valid
                 return self._loads.end(asked, ())
-            self.counters.refused += len(asked.held)
+            self.counters.refused += len(asked.lent)
             self._stores.refused(asked)
             return []
         blocks = asked.place(answer.keys)
@@ -210,8 +215,15 @@ class ManagedTop:
         return []
 
     def _ended(self, done: BatchDone) -> list[Request]:
-        """A move has ended: the tiers hear of it, and its blocks are let go."""
-        move = self._moving.pop(done.batch_id)
+        """A move has ended: the tiers hear of it, and its blocks are let go. A second answer is ignored."""
+        move = self._moving.get(done.batch_id)
+        if move is None:
+            return []
+        if len(done.outcomes) != move.count:
+            raise UsageError(f"move {done.batch_id} has {move.count} blocks, {len(done.outcomes)} outcomes were given")
+        del self._moving[done.batch_id]
+        if isinstance(move, Storing):
+            done = BatchDone(done.batch_id, self._stores.judged(move, done.outcomes))
         self._tiers.apply(done)
         ended = sum(outcome.done for outcome in done.outcomes)
         self.counters.failed += len(done.outcomes) - ended

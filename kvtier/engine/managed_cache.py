@@ -15,7 +15,7 @@ from kvtier.cache.manager import KVCacheManager
 from kvtier.cache.request import Request
 from kvtier.cache.specs import FullAttention, Group, Mla, Spec
 from kvtier.config.schema import Config, GpuTierConfig, HostTierConfig
-from kvtier.engine.build import Configuration, loaded, open_tier
+from kvtier.engine.build import Configuration, loaded, open_at
 from kvtier.engine.managed import Lookup, ManagedTop
 from kvtier.engine.mover import TierMover
 from kvtier.engine.sync import SyncCache
@@ -40,6 +40,7 @@ class ManagedCache:
         self._specs = block_specs(config.model)
         self._below: SyncCache | None = None
         self._mover: TierMover | None = None
+        self._ready: list[Request] = []  # loaded while something else was waited for
         lengths = [spec.block_bytes for spec in self._specs]
         gpu, *below = config.tiers
         assert isinstance(gpu, GpuTierConfig)  # the configuration begins with it
@@ -127,8 +128,9 @@ class ManagedCache:
             self.manager.begin_step()
             return []
         until = time.monotonic() + wait_s
+        ready, self._ready = self._ready, []
         while True:
-            ready = self.top.step()
+            ready += self.top.step()
             if ready or time.monotonic() >= until:
                 return ready
             time.sleep(POLL_S)
@@ -140,10 +142,13 @@ class ManagedCache:
         self.top.flush()
         refused, until = self.top.counters.refused, time.monotonic() + timeout_s
         while not self.top.is_idle and time.monotonic() < until:
-            self.top.step()
+            self._ready += self.top.step()
             time.sleep(POLL_S)
         done = self.top.is_idle and self.top.counters.refused == refused
-        return self._below.flush(max(until - time.monotonic(), POLL_S)).failed == 0 and done
+        try:
+            return self._below.flush(max(until - time.monotonic(), POLL_S)).failed == 0 and done
+        except TimeoutError:
+            return False  # the copying goes on
 
     def check(self) -> list[str]:
         """Recount tables, references, names and what moves hold."""
@@ -174,7 +179,7 @@ def open_managed(config: Configuration, *, tokens_max: int, **settings: Any) -> 
 def _pages(gpu: GpuTierConfig, length_bytes_max: int) -> GpuTier:
     """The GPU tier's memory, of a fixed size: a block table is a promise."""
     fixed = gpu.model_copy(update={"capacity_max_bytes": gpu.capacity_bytes})
-    pages = open_tier(fixed, NamespaceTable(), length_bytes_max)
+    pages = open_at(0, fixed, NamespaceTable(), length_bytes_max)
     assert isinstance(pages, GpuTier)
     return pages
 
@@ -185,7 +190,7 @@ def _cache_over(config: Config) -> SyncCache:
         text = f"a tier of type {first.type!r} lies directly below the pages that a manager runs"
         raise ConfigError("tiers[1].type", text, "Put a host tier between: blocks pass through its slots.")
     cache = SyncCache(config)
-    cache._start()
+    cache._start(first=1)
     return cache
 
 

@@ -7,6 +7,8 @@ whatever becomes of the request meanwhile; what did not come is not named. Units
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvtier.allocator.tiered_pool import TieredPool
+from kvtier.cache.leases import Match
 from kvtier.cache.manager import KVCacheManager
 from kvtier.cache.request import Request
 from kvtier.types import BlockKey, Outcome, group_of
@@ -17,6 +19,7 @@ class Loading:
     """One load. blocks: by group, behind the first `start` tokens. request: None if it let go meanwhile."""
 
     request: Request | None
+    match: Match  # what it was promised of
     start: int
     blocks: tuple[list[int], ...]
     groups: list[int] = field(default_factory=list)  # of each block of the move
@@ -24,6 +27,11 @@ class Loading:
     @property
     def held(self) -> list[int]:
         return [block for row in self.blocks for block in row]
+
+    @property
+    def count(self) -> int:
+        """Blocks of the move."""
+        return len(self.groups)
 
     def place(self, keys: Sequence[BlockKey]) -> list[int]:
         """The blocks for the keys that the tiers will give, a run of each group's."""
@@ -35,8 +43,8 @@ class Loading:
 class PageLoads:
     """Loads by request; `active` counts them."""
 
-    def __init__(self, manager: KVCacheManager, block_tokens: Sequence[int]) -> None:
-        self._manager, self._sizes = manager, tuple(block_tokens)
+    def __init__(self, manager: KVCacheManager, pool: TieredPool, block_tokens: Sequence[int]) -> None:
+        self._manager, self._pool, self._sizes = manager, pool, tuple(block_tokens)
         self._active: list[Loading] = []
 
     @property
@@ -50,14 +58,14 @@ class PageLoads:
     def of(self, request: Request) -> Loading | None:
         return next((loading for loading in self._active if loading.request is request), None)
 
-    def begin(self, request: Request, start: int, tokens: int) -> Loading:
-        """The request's blocks of [start, start + tokens) wait for bytes."""
+    def begin(self, request: Request, match: Match, start: int) -> Loading:
+        """The request's blocks from token `start` on wait for what was matched."""
         tables = self._manager.block_ids(request)
         pairs = zip(tables, self._sizes, strict=True)
-        blocks = tuple(table[start // size : (start + tokens) // size] for table, size in pairs)
-        loading = Loading(request, start, blocks)
+        blocks = tuple(table[start // size : (start + match.tokens) // size] for table, size in pairs)
+        loading = Loading(request, match, start, blocks)
         for block in loading.held:
-            self._manager.pool.hold(block)
+            self._pool.hold(block)
         self._active.append(loading)
         return loading
 
@@ -81,7 +89,10 @@ class PageLoads:
         if request is not None:
             if tokens:
                 self._manager.cache_blocks(request, loading.start + tokens)
+                for row, size in zip(loading.blocks, self._sizes, strict=True):
+                    for block in row[: tokens // size]:
+                        self._pool.mark_clean(block, self._pool.names.first[block])
             request.computed_tokens = loading.start + tokens
         self._active.remove(loading)
-        self._manager.pool.free(loading.held)
+        self._pool.free(loading.held)
         return [] if request is None else [request]

@@ -1,7 +1,7 @@
 """PageStores: blocks that are soon to be reused are copied below before they are.
 
-Owns: the store under way, one at a time, and a reference to each block that it reads. Always: what is being copied is
-not reused; afterwards it is the next to be, clean or not. Units: blocks.
+Owns: the store under way, one at a time. Always: what is being copied is not reused, and keeps its place in the order.
+Units: blocks.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvtier.allocator.tiered_pool import TieredPool
 from kvtier.blocks.hashing import Keys
-from kvtier.types import BlockKey, Outcome, block_key, group_of, hash_of
+from kvtier.types import BlockKey, Outcome, Status, block_key, group_of, hash_of
 
 BLOCKS_MAX = 64  # of one store
 PAUSE_STEPS = 16  # after one that found no room below
@@ -23,8 +23,13 @@ class Storing:
     asked: tuple[BlockKey, ...] = ()
 
     @property
-    def held(self) -> list[int]:
+    def lent(self) -> list[int]:
         return [block for blocks in self.blocks.values() for block in blocks]
+
+    @property
+    def count(self) -> int:
+        """Blocks of the move."""
+        return len(self.asked)
 
     def place(self, keys: Sequence[BlockKey]) -> list[int]:
         """A block for each key that is to be copied."""
@@ -44,10 +49,6 @@ class PageStores:
     @property
     def active(self) -> bool:
         return self._active is not None
-
-    @property
-    def held(self) -> list[int]:
-        return [] if self._active is None else self._active.held
 
     @property
     def is_due(self) -> bool:
@@ -74,7 +75,7 @@ class PageStores:
             name = self._pool.names.first[block]
             assert name is not None  # a dirty block has one
             storing.blocks.setdefault(block_key(name, self._pool.names.group_of(block)), []).append(block)
-        self._pool.borrow(blocks)
+        self._pool.lend(blocks)
         self._active = storing
         rows = tuple(tuple(key for key in storing.blocks if group_of(key) == g) for g in range(len(self._sizes)))
         return storing, Keys(rows, self._sizes)
@@ -83,6 +84,14 @@ class PageStores:
         """There was no room below: the blocks stay dirty, and some steps pass before the next try."""
         self._pause = PAUSE_STEPS
         self._end(storing)
+
+    def judged(self, storing: Storing, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        """The outcomes, failed where the block's name was taken back meanwhile: its content is wrong."""
+        names = self._pool.names.first
+        return tuple(
+            outcome if names[storing.blocks[key][0]] == hash_of(key) else Outcome(Status.FAILED, detail="evicted")
+            for key, outcome in zip(storing.asked, outcomes, strict=True)
+        )
 
     def end(self, storing: Storing, outcomes: Sequence[Outcome]) -> None:
         """The copies have been made, or not; what was not asked for lay below already."""
@@ -100,4 +109,4 @@ class PageStores:
 
     def _end(self, storing: Storing) -> None:
         self._active = None
-        self._pool.give_back(storing.held)
+        self._pool.give_back(storing.lent)

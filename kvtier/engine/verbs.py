@@ -192,10 +192,10 @@ class CacheVerbs:
 
     # ------------------------------------------------------------ start and end
 
-    def _start(self) -> None:
+    def _start(self, first: int = 0) -> None:
         if self._running is not None:
             raise UsageError("the cache is open already")
-        self._running, self._top = start(self.config)
+        self._running, self._top = start(self.config, first)
 
     def __del__(self) -> None:
         """Forgetting to close keeps a thread and a store's lock until the process ends: say so."""

@@ -218,7 +218,9 @@ class World:
         items = [self.item(request, index) for index in range(len(prompt))]
         plan = plan_encoding(self.cache, request, items, computed, new, left, lookahead_tokens=ahead, split_items=split)
         told = (plan.new_tokens, plan.compute_left, list(plan.encode), list(plan.repeats))
-        assert told == self.model.plan(request, prompt, computed, new, left, ahead, split)
+        expected = self.model.plan(request, prompt, computed, new, left, ahead, split)
+        # a request that is left out of the step encodes nothing, and costs the others nothing
+        assert told == (expected if expected[0] else (0, left, [], []))
         if set(self.held(request)) & set(plan.encode):
             self.refused(carry_out, self.cache, request, items, plan)
         elif goes and plan.new_tokens:

@@ -97,8 +97,14 @@ class GroupManager:
         skipped = self.tokens_skipped(computed_tokens) // self.block_tokens
         new = max(required - max(skipped, len(hit) + len(table)), 0)
         if hit:
+            if self.waits_for_step(hit, hit_end):
+                return self.pool.blocks_total + 1  # more than there are
             new += self._idle(hit[max(skipped - len(table), 0) :]) + self._ends_inside(hit, hit_end)
         return new
+
+    def waits_for_step(self, hit: Sequence[int], hit_end: int) -> bool:
+        """Whether the hit needs bytes that this step still computes, so that its request begins in the next one."""
+        return False
 
     def blocks_uncounted(self, hit: Sequence[int], hit_end: int, external_tokens: int, main_tokens: int) -> int:
         """What `blocks_needed` leaves out for a request that begins with external tokens. (vLLM's count does.)"""

@@ -23,9 +23,8 @@ class FullGroup(GroupManager):
 
     def __init__(self, index: int, spec: Spec, pool: BlockPool, rules: Rules, eagle: bool) -> None:
         super().__init__(index, spec, pool, rules, eagle)
-        self._written_from: dict[
-            int, int
-        ] = {}  # by block that this step writes, and hits may end inside of: its first token
+        self._hits_end_inside = rules.align_tokens < self.block_tokens
+        self._written_from: dict[int, int] = {}  # by block that this step writes: from which token on
 
     def longest_hit(self, hashes: Sequence[BlockHash], tokens_max: int, drop_last: bool, finds: Sequence[Find]) -> Hits:
         size, align = self.block_tokens, self.rules.align_tokens
@@ -44,24 +43,9 @@ class FullGroup(GroupManager):
             del blocks[blocks_for(tokens, size) :]
         return found, tokens
 
-    def blocks_needed(
-        self,
-        request_id: str,
-        tokens: int,
-        hit: Sequence[int],
-        computed_tokens: int,
-        hit_end: int,
-        main_tokens: int,
-        capped: bool = False,
-    ) -> int:
-        if (
-            self._written_from
-            and self._ends_inside(hit, hit_end)
-            and hit_end > self._written_from.get(hit[-1], hit_end)
-        ):
-            # What the hit needs of its last block would be copied before this step computes it. vLLM does that.
-            return self.pool.blocks_total + 1
-        return super().blocks_needed(request_id, tokens, hit, computed_tokens, hit_end, main_tokens, capped)
+    def waits_for_step(self, hit: Sequence[int], hit_end: int) -> bool:
+        """What the hit needs of its last block would be copied before this step computes it. (vLLM does that.)"""
+        return self._ends_inside(hit, hit_end) and hit_end > self._written_from.get(hit[-1], hit_end)
 
     def begin_step(self) -> None:
         self._written_from.clear()
@@ -72,6 +56,7 @@ class FullGroup(GroupManager):
             self.name_blocks(request, first, end)
         if self._stride > 1:
             self._name_tail(request, tokens)
+        if self._hits_end_inside:
             start = max(request.computed_tokens, first * self.block_tokens)  # what is there from before this step
             written = self.tables.get(request.request_id, ())[start // self.block_tokens :]
             self._written_from.update(dict.fromkeys(written, start))

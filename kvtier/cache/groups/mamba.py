@@ -73,8 +73,6 @@ class MambaGroup(GroupManager):
         main_tokens: int,
         capped: bool = False,
     ) -> int:
-        if self._computes_now(hit):
-            return self.pool.blocks_total + 1  # more than there are: the request has to wait for the next step
         tokens += self._drafts * self.block_tokens
         return super().blocks_needed(request_id, tokens, hit, computed_tokens, hit_end, main_tokens, capped)
 
@@ -90,9 +88,9 @@ class MambaGroup(GroupManager):
     def begin_step(self) -> None:
         self._named_in_step.clear()
 
-    def _computes_now(self, hit: Sequence[int]) -> bool:
-        """Whether the state that the hit ends with is written by this step."""
-        return bool(hit) and self.pool.names.first[hit[-1]] in self._named_in_step
+    def waits_for_step(self, hit: Sequence[int], hit_end: int) -> bool:
+        """The state that the hit ends with is written by this step."""
+        return self.pool.names.first[hit[-1]] in self._named_in_step
 
 
 class AlignedMambaGroup(MambaGroup):
@@ -116,7 +114,7 @@ class AlignedMambaGroup(MambaGroup):
         capped: bool = False,
     ) -> int:
         """One running state, blocks for drafts at the start, and a copy where a shared block is written to."""
-        if self._computes_now(hit):
+        if hit and self.waits_for_step(hit, hit_end):
             return self.pool.blocks_total + 1
         required = blocks_for(main_tokens, self.block_tokens) + self._drafts
         new = required - len(hit) - len(self.tables.get(request_id, ()))
