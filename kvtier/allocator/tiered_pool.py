@@ -5,7 +5,9 @@ to be dropped. Always: a block without a name is not marked clean; the mark goes
 Units: blocks.
 
 The first block in order whose loss loses nothing is reused: one without a name, or a clean one. Only if there are too
-few of them the head goes, and is counted. A tier below may drop its copy meanwhile: then the content is computed again.
+few of them the head goes, and is counted. The search looks at some thousand blocks at most: with nothing clean it
+would otherwise walk the whole pool for each block. A tier below may drop its copy meanwhile: then the content is
+computed again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,8 @@ from kvtier.allocator.block_metrics import BlockMetrics
 from kvtier.allocator.block_pool import NULL_BLOCK, BlockPool
 from kvtier.errors import InvariantError
 from kvtier.types import BlockHash
+
+SEARCH_BLOCKS_MAX = 1024  # beyond those that are wanted
 
 
 class TieredPool(BlockPool):
@@ -52,11 +56,12 @@ class TieredPool(BlockPool):
         """The first `count` free blocks whose loss loses nothing, then the others; as `BlockPool.take` besides."""
         if not 0 <= count <= self.blocks_free:
             raise InvariantError(f"pool: cannot take {count} blocks, {self.blocks_free} are free")
-        chosen = list(islice((b for b in self._free() if self._is_safe(b)), count))
+        near = islice(self._free(), SEARCH_BLOCKS_MAX + count)
+        chosen = list(islice((b for b in near if self._is_safe(b)), count))
         if len(chosen) < count:
             safe = set(chosen)
             rest = list(islice((b for b in self._free() if b not in safe), count - len(chosen)))
-            self.dropped_dirty += len(rest)
+            self.dropped_dirty += sum(not self._is_safe(block) for block in rest)
             chosen += rest
         following, preceding = self._next, self._prev
         for block in reversed(chosen):  # to the head, in the order chosen, where the next ones are taken
@@ -97,6 +102,11 @@ class TieredPool(BlockPool):
     def _recount(self, more_free: int) -> None:
         self.blocks_free += more_free
         self.blocks_lent -= more_free
+
+    def check(self) -> list[str]:
+        lent = sum(not self.refs[block] for block in self._lent)
+        wrong = [] if lent == self.blocks_lent else [f"pool: {lent} free blocks are lent, {self.blocks_lent} counted"]
+        return super().check() + wrong
 
     # ------------------------------------------------------------ parts
 

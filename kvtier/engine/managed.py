@@ -1,8 +1,8 @@
 """ManagedTop: a block manager whose pages are the top tier, over kvtier's tiers.
 
 Owns: the loads and stores under way between the manager's blocks and our fastest tier, and what they hold. Owns no
-bytes: a `Mover` copies. Always: a block that is read or written by a move keeps a reference until the move has ended,
-whatever becomes of its request; a block is found by others only after its bytes are there.
+bytes: a `Mover` copies. Always: a block that a move reads or writes is not reused before the move has ended, whatever
+becomes of its request; a block is found by others only after its bytes are there.
 Units: tokens, blocks, seconds.
 
 The manager decides as it does alone. Beside that, blocks that are soon to be reused are copied below ahead of need, the
@@ -66,6 +66,11 @@ class MoveCounters:
     loaded: int = 0
     failed: int = 0
 
+    @property
+    def lost(self) -> int:
+        """Blocks that did not come where they should."""
+        return self.refused + self.failed
+
 
 class ManagedTop:
     """The manager's verbs, with tiers below. One caller at a time, the manager's own."""
@@ -109,7 +114,10 @@ class ManagedTop:
         limit = len(request.tokens) - 1 - hit.tokens
         if not request.reads_cache or limit < min(self._sizes):
             return Lookup(hit, 0)
-        return Lookup(hit, self._tiers.peek(self._keys(request, hit.tokens), tokens_max=limit).tokens)
+        below = self._tiers.peek(self._keys(request, hit.tokens), tokens_max=limit).tokens
+        if self.manager.rules.drafts:  # the last block is computed again, wherever it lies
+            below = max(below - self.manager.rules.step_tokens, 0)
+        return Lookup(hit, below)
 
     def allocate_slots(
         self, request: Request, new_tokens: int, lookup: Lookup | None = None, **more: Any

@@ -112,10 +112,12 @@ class ManagedCache:
     def free(self, request: Request) -> None:
         """The request has ended, at whatever stage."""
         (self.top or self.manager).free(request)
+        self._ready = [other for other in self._ready if other is not request]
 
     def preempt(self, request: Request) -> None:
         """Free it, to be begun again later."""
         (self.top or self.manager).preempt(request)
+        self._ready = [other for other in self._ready if other is not request]
 
     # ------------------------------------------------------------ a step
 
@@ -136,19 +138,27 @@ class ManagedCache:
             time.sleep(POLL_S)
 
     def flush(self, timeout_s: float = 20.0) -> bool:
-        """Copy what nobody uses to the lowest tier. False if the time was too short or a tier had no room."""
+        """Copy what nobody uses to the lowest tier. False if time was too short, or a copy found no room or failed."""
         if self.top is None or self._below is None:
             return True
         self.top.flush()
-        refused, until = self.top.counters.refused, time.monotonic() + timeout_s
+        lost, until = self.top.counters.lost, time.monotonic() + timeout_s
         while not self.top.is_idle and time.monotonic() < until:
             self._ready += self.top.step()
             time.sleep(POLL_S)
-        done = self.top.is_idle and self.top.counters.refused == refused
+        done = self.top.is_idle and self.top.counters.lost == lost
         try:
             return self._below.flush(max(until - time.monotonic(), POLL_S)).failed == 0 and done
         except TimeoutError:
             return False  # the copying goes on
+
+    def reset(self) -> bool:
+        """Forget everything, in the pages and below, for the weights have changed. False while a block is in use."""
+        if not self.manager.reset():
+            return False
+        if self._below is not None:
+            self._below.reset()
+        return True
 
     def check(self) -> list[str]:
         """Recount tables, references, names and what moves hold."""

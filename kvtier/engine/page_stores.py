@@ -12,6 +12,7 @@ from kvtier.blocks.hashing import Keys
 from kvtier.types import BlockKey, Outcome, Status, block_key, group_of, hash_of
 
 BLOCKS_MAX = 64  # of one store
+AHEAD_MAX = 1024  # blocks that each step looks at
 PAUSE_STEPS = 16  # after one that found no room below
 
 
@@ -38,10 +39,10 @@ class Storing:
 
 
 class PageStores:
-    """ahead_blocks: so many of the next blocks to be reused are kept clean."""
+    """ahead_blocks: so many of the next blocks to be reused, but not more than `AHEAD_MAX`, are kept clean."""
 
     def __init__(self, pool: TieredPool, block_tokens: Sequence[int], ahead_blocks: int) -> None:
-        self._pool, self._sizes, self._ahead = pool, tuple(block_tokens), ahead_blocks
+        self._pool, self._sizes, self._ahead = pool, tuple(block_tokens), min(ahead_blocks, AHEAD_MAX)
         self._active: Storing | None = None
         self._flushing = False
         self._pause = 0

@@ -212,12 +212,12 @@ class GroupManager:
         self.named.pop(request_id, None)
         self.shared_tails.pop(request_id, None)
         table = self.tables.pop(request_id, [])
-        behind = table.count(NULL_BLOCK)
-        if behind and not any(table[:behind]):  # a long table may have few blocks left, at its end
-            self.pool.free_null(behind)
-            self.pool.free(table[: behind - 1 : -1])
-        else:
-            self.pool.free(table[::-1])
+        if table and table[0] == NULL_BLOCK:  # behind a window, a long table has few blocks left, at its end
+            nulls = table.count(NULL_BLOCK)
+            if not any(table[:nulls]):
+                self.pool.free_null(nulls)
+                table = table[nulls:]
+        self.pool.free(table[::-1])
 
     def begin_step(self) -> None:
         """A new step of the engine: what the last one computed can be read now."""
