@@ -41,7 +41,7 @@ lint: $(TEST_READY)
 	$(BIN)/mypy
 
 soak: $(TEST_READY)
-	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m pytest -m soak --timeout 3600 -o faulthandler_timeout=0
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/python -m pytest tests/compat
