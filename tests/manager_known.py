@@ -50,5 +50,6 @@ class Known:
         first, last = first_read(spec, length) // size, length // size
         if any(not self.blocks[group, tuple(tokens[: (i + 1) * size])] for i in range(first, last)):
             return False
-        ends = range(length, min((last + 1) * size, len(tokens) - 1) + 1)  # any block that holds the beginning will do
+        # Any block that holds the beginning will do. EAGLE looks one block further than it takes.
+        ends = range(length, min((last + 1) * size, len(tokens) - (not self.setting.eagle)) + 1)
         return length % size == 0 or any(self.blocks[group, tuple(tokens[:end])] for end in ends)

@@ -142,7 +142,8 @@ class KVCacheManager:
         new_tokens: computed by this step, drafts to be verified included. hit: of `get_computed_blocks`, for a request
         that begins. lookahead_tokens: slots for drafts of this step. external_tokens: after the hit, with KV from
         elsewhere; delay_naming: it arrives later, call `cache_blocks` then. encoder_tokens: for cross attention, when
-        the request begins. whole_must_fit: refuse unless all its tokens fit. reserved_blocks: leave so many free.
+        the request begins. whole_must_fit: refuse unless all its tokens fit. reserved_blocks: leave so many free
+        (a request that begins with external tokens may need one of them for each group of states, as in vLLM).
         others_scheduled: a request that is not `running` leaves the watermark free, too.
 
         All or nothing: None changes no table but one: blocks behind a window, which the request never reads again, are
