@@ -48,6 +48,9 @@ class Directory:
         self.ready = [0] * tiers  # READY copies
         self.idle = [0] * tiers  # READY copies that nobody holds
         self.idle_clean = [0] * tiers  # of these, the clean ones
+        # By tier: READY copies between a READY one above and one below, as long as that is so, oldest first. Their
+        # loss costs the least: the block is found above, and will be found below.
+        self.doubled: list[dict[int, None]] = [{} for _ in range(tiers)]
 
     def __len__(self) -> int:
         """Names: blocks that can be found, and ghosts, of which only some policy still knows."""
@@ -198,6 +201,7 @@ class Directory:
             if counted:
                 self._account(handle, +1)
                 self._top[handle], self._bottom[handle] = self._extremes(handle)
+                self._note_doubled(handle)
         return following
 
     def put_at(self, handle: int, tier: int, place: int, generation: int = 0) -> None:
@@ -261,6 +265,16 @@ class Directory:
                 if lowest or bottom[handle] > tier:
                     self.idle_clean[tier] += sign
 
+    def _note_doubled(self, handle: int) -> None:
+        for tier in range(1, self.tiers - 1):
+            if self._is_doubled(handle, tier):
+                self.doubled[tier].setdefault(handle)
+            else:
+                self.doubled[tier].pop(handle, None)
+
+    def _is_doubled(self, handle: int, tier: int) -> bool:
+        return self._state[tier][handle] == READY and self._top[handle] < tier < self._bottom[handle]
+
     def _extremes(self, handle: int) -> tuple[int, int]:
         """The fastest and the slowest tier with a READY copy, as `_top` and `_bottom` have it."""
         found = [tier for tier, states in enumerate(self._state) if states[handle] == READY]
@@ -311,6 +325,11 @@ class Directory:
         findings += [f"unused handle {h} has a copy" for h in unused if any(s[h] for s in self._state)]
         ends = ((h, (self._top[h], self._bottom[h])) for h in rows)
         findings += [f"handle {h} has wrong extremes {found}" for h, found in ends if found != self._extremes(h)]
+        findings += [
+            f"tier {tier}: the copies between two others are not as noted"
+            for tier in range(1, self.tiers - 1)
+            if {*self.doubled[tier]} != {h for h in rows if self._is_doubled(h, tier)}
+        ]
         lost = {h for h in rows if not self.is_named(h) and not self.has_copy(h)} - unused
         findings += [f"handle {h} is used by nobody and cannot be given again" for h in lost]
         return findings

@@ -119,6 +119,7 @@ class LeaseRecord:
     owner: str
     match: Match
     namespace: int
+    era: int  # drops of the namespace before it
     tokens_matched: int
     deadline_s: float
     phase: Phase = Phase.LOADING

@@ -43,7 +43,7 @@ class Level:
     granules: set[int] = field(default_factory=set)  # that have memory now
     failures: int = 0  # in a row
     refused: bool = False  # nothing fits and nothing may leave; until a store succeeds again
-    starved: bool = False  # the last write was refused for room: evict before the next
+    starved_until_s: float = 0.0  # a write was just refused for room: evict before the next
 
     @property
     def persistent(self) -> bool:

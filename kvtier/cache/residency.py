@@ -11,6 +11,7 @@ Units: tier indexes, handles, slots.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kvtier.blocks.namespace import NamespaceTable
@@ -101,6 +102,7 @@ class Residency:
     def take(self, tier: int, count: int, *, drop_dirty: bool, incoming: int | None = None) -> list[int] | None:
         """`count` slots: free ones, then those of clean idle copies in policy order, then of dirty ones.
 
+        Of the clean ones, those go first that are also found above (DESIGN 6).
         All or nothing: None changes nothing. Needs no I/O, since demotion ran ahead. incoming: the (first) block that
         they are for, if it has a handle.
         """
@@ -122,8 +124,11 @@ class Residency:
     def _victims(self, tier: int, count: int, drop_dirty: bool, incoming: int | None) -> list[int] | None:
         policy = self.levels[tier].policy
         clean = min(count, self.directory.idle_clean[tier])
-        unclean = NotReclaimable(self.directory, tier)
-        victims = policy.candidates(clean, unclean, incoming=incoming) if clean else []
+        idle = (h for h in self.directory.doubled[tier] if not self.directory.is_held(h, tier))
+        victims = [*islice(idle, clean)]
+        if len(victims) < clean:
+            staying = NotReclaimable(self.directory, tier, besides=victims)
+            victims += policy.candidates(clean - len(victims), staying, incoming=incoming)
         dirty = count - len(victims)
         if dirty == 0:
             return victims

@@ -134,11 +134,11 @@ class Core:
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """Publish the keys of slots that the lease has written.
 
-        If the weights have changed since the lease was taken, nobody can say with which ones its slots were written:
-        nothing is published (counted `stale_commits`).
+        If since the lease was taken the weights have changed or its namespace was dropped, nobody can say with which
+        ones its slots were written: nothing is published (counted `stale_commits`).
         """
         self._expect_ours(lease, lease.record.match.home)
-        stale = lease.record.namespace != self._namespace
+        stale = lease.record.namespace != self._namespace or self._leases.is_stale(lease)
         self.counters.add("stale_commits", len(pairs) * stale)
         self._leases.commit(lease, () if stale else pairs)
 
@@ -150,6 +150,13 @@ class Core:
     def give_up(self, ticket: int) -> None:
         """Nobody wants the answer to a reservation any more; its lease, if there is one already, is given back."""
         self._leases.release(ticket)
+
+    def release_owner(self, owner: str) -> int:
+        """Its owner is dead: give back all leases, pending reservations and matches in this name. How many?"""
+        matches = [match for match in self._matches.values() if match.owner == owner]
+        for match in matches:
+            self.release_match(match)
+        return self._leases.release_owner(owner) + len(matches)
 
     def release_match(self, match: Match) -> None:
         """Let go of a match's pins. Idempotent."""
@@ -176,6 +183,7 @@ class Core:
             raise UsageError(f"no namespace {fingerprint!r} is known here; pass a fingerprint of 32 bytes")
         ticket = self._id()
         handles = [h for h in self._directory.handles() if namespace_of(self._directory.key(h)) == namespace]
+        self._leases.dropped(namespace)
         self.planner.drop(ticket, namespace, handles)
         return ticket
 
@@ -217,7 +225,10 @@ class Core:
 
     def apply(self, done: BatchDone, now_s: float) -> None:
         """Take a batch's terminal acknowledgement."""
-        self._leases.resolved(self.planner.apply(done, now_s))
+        resolved = self.planner.apply(done, now_s)
+        self._prefetch.failed(self.planner.failed_loads)
+        self.planner.failed_loads.clear()
+        self._leases.resolved(resolved)
 
     def poll(self) -> list[tuple[int, Answer]]:
         """Tickets answered since the last call. Each is reported once."""

@@ -1,10 +1,11 @@
 """Stores: blocks on their way down, ahead of need.
 
 When the slots of a tier that can be had without I/O (free, or idle and clean) fall under the low watermark, idle
-dirty blocks are copied to the tier below, in policy order, until the high watermark is reached. A flush copies
+dirty blocks are copied to the tier below, in policy order, until the high watermark is reached; while loads from
+there are under way they wait, until half of the low watermark is used up (vllm RFC#50031). A flush copies
 all that is not yet in the lowest persistent tier. Evictions from a persistent tier travel in the transaction of
-the batch that needs their room; a block that also lies above never makes room for another, for it would only have to be
-written again.
+the batch that needs their room; in the lowest tier a block that also lies above never makes room for another, for it
+would only have to be written again.
 
 Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under way; a failing tier is left alone
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
@@ -25,6 +26,7 @@ from kvtier.types import StoreKey, TransferBatch, page_aligned
 STORES_MAX = 2
 BACKOFF_FIRST_S = 0.1
 BACKOFF_LAST_S = 10.0
+STARVED_S = 1.0  # after a refusal for room: by then others may have given some back
 COLDEST_TRIED_MAX = 64  # blocks among whose extents one that can be emptied is sought
 SLACK_DIVISOR = 8  # places kept free for the next batch: at most this part of the tier
 
@@ -63,7 +65,7 @@ class Demotions:
             handles = self._chosen(tier)
             if not handles:
                 return
-            batch = self._to_disk(lane, handles) if target.persistent else self._to_memory(lane, handles)
+            batch = self._to_disk(lane, handles, now_s) if target.persistent else self._to_memory(lane, handles)
             if batch is None:
                 self._refused(tier, handles, now_s)
                 return
@@ -103,8 +105,8 @@ class Demotions:
         low = max(1, ceil(level.low_watermark * level.slots_usable))
         high = max(low + 1, ceil(level.high_watermark * level.slots_usable))
         level.demoting = available < (high if level.demoting else low)
-        if not level.demoting:
-            return []
+        if not level.demoting or (available > low // 2 and self._flight.loads(tier + 1)):
+            return []  # a disk that somebody waits for is not kept busy with stores, as long as there are slots
         idle_dirty = self._directory.idle[tier] - self._directory.idle_clean[tier]
         batch_blocks = self._residency.levels[tier + 1].batch_blocks(level.stride_bytes)
         count = min(high - available, idle_dirty, batch_blocks)
@@ -125,15 +127,29 @@ class Demotions:
     # ------------------------------------------------------------ targets
 
     def _to_memory(self, lane: tuple[int, int], handles: list[int]) -> TransferBatch | None:
-        count = min(len(handles), self._residency.takeable(lane[1], drop_dirty=False))
-        slots = self._residency.take(lane[1], count, drop_dirty=False, incoming=handles[0]) if count else None
+        tier = lane[1]
+        if tier == len(self._residency.levels) - 1:
+            self._make_room(tier, handles)
+            count = min(len(handles), self._residency.levels[tier].slots.slots_free)
+        else:
+            count = min(len(handles), self._residency.takeable(tier, drop_dirty=False))
+        slots = self._residency.take(tier, count, drop_dirty=False, incoming=handles[0]) if count else None
         if slots is None:
             return None  # its own demotion makes room first
         for handle, slot in zip(handles, slots, strict=False):
-            self._residency.place(handle, lane[1], slot)
+            self._residency.place(handle, tier, slot)
         return self._depart(lane, handles[:count])
 
-    def _to_disk(self, lane: tuple[int, int], handles: list[int]) -> TransferBatch | None:
+    def _make_room(self, tier: int, handles: list[int]) -> None:
+        """In memory with nothing below, as on a disk: were what lies above to leave, it would at once be stored again
+        in the place of another that lies above, for ever."""
+        level = self._residency.levels[tier]
+        staying = NotEvictable(self._directory, tier, ())
+        short = len(handles) - level.slots.slots_free
+        for victim in up_to(level.policy, short, staying, incoming=handles[0]) if short > 0 else []:
+            self._residency.reclaim(victim, tier, handles[0])
+
+    def _to_disk(self, lane: tuple[int, int], handles: list[int], now_s: float) -> TransferBatch | None:
         """Write what fits, and evict in the same transaction so that the next batch fits too."""
         tier = lane[1]
         level = self._residency.levels[tier]
@@ -143,8 +159,9 @@ class Demotions:
         length_bytes = self._directory.length_bytes(handles[0])
         size = page_aligned(length_bytes)
         # The tier takes places when a batch runs: what is under way may or may not be counted in its answer.
-        room = 0 if level.starved else max(0, level.room.blocks(length_bytes) - self._flight.blocks[lane])
-        level.starved = False
+        starved = now_s < level.starved_until_s
+        room = 0 if starved else max(0, level.room.blocks(length_bytes) - self._flight.blocks[lane])
+        level.starved_until_s = 0.0
         count = min(len(handles), room)
         slack = min(len(handles), level.capacity_bytes // size // SLACK_DIVISOR)
         count_out = len(handles) + slack - room - self._flight.evictions[tier]

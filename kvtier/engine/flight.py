@@ -87,6 +87,10 @@ class Flight:
         batches = (underway.batch for underway in self._underway.values())
         return {t.handle for batch in batches if tier in (batch.source, batch.target) for t in batch.transfers}
 
+    def loads(self, tier: int) -> int:
+        """Batches under way from this tier upwards."""
+        return sum(count for (source, target), count in self.batches.items() if source == tier > target)
+
     def writes(self, tier: int) -> int:
         """Batches under way into this tier."""
         return sum(count for (_, target), count in self.batches.items() if target == tier)

@@ -11,7 +11,7 @@ from collections import deque
 
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
-from kvtier.engine.demotion import Demotions
+from kvtier.engine.demotion import STARVED_S, Demotions
 from kvtier.engine.flight import Flight, Underway
 from kvtier.engine.pressure import DiskPressure
 from kvtier.engine.promotion import Promotions
@@ -21,7 +21,7 @@ from kvtier.errors import InvariantError
 from kvtier.events import Reason
 from kvtier.types import NAMESPACE_BYTES, BatchDone, Outcome, Status, Transfer, TransferBatch
 
-BLAME = {Status.CORRUPT: Reason.CONDEMNED, Status.MISSING: Reason.LOST}
+BLAME = {Status.CORRUPT: Reason.CONDEMNED, Status.MISSING: Reason.LOST, Status.FAILED: Reason.LOST}
 READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
 
 
@@ -40,6 +40,7 @@ class Planner:
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
         self._drops_failed: set[int] = set()
+        self.failed_loads: list[int] = []  # blocks that did not arrive, since they were last looked at
         self.order_waits = False  # a flush is done but for the order, which goes out after the write under way
 
     # ------------------------------------------------------------ plan
@@ -62,7 +63,7 @@ class Planner:
         batches, waiting = [], False
         self.order_waits = False
         for tier in self._residency.orders:
-            if not self._sidecars.due(tier, flushing=flushing):
+            if not self._sidecars.due(tier, now_s, flushing=flushing):
                 continue
             if self.flight.writes(tier):
                 waiting, self.order_waits = True, flushing
@@ -73,6 +74,9 @@ class Planner:
         if flushing and not waiting:
             self.demotions.flush_noted()
         return batches
+
+    def _may_note(self, tier: int, now_s: float) -> bool:
+        return not self.flight.writes(tier) and self._residency.levels[tier].blocked_until_s <= now_s
 
     def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:
         """Forget these blocks at once, and erase their namespace from the persistent tiers (see `drops_ended`)."""
@@ -133,7 +137,8 @@ class Planner:
     def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome, now_s: float) -> list[int]:
         handle, source, target = transfer.handle, batch.source, batch.target
         overtaken = not self._directory.is_ready(handle, source)  # dropped: its place may hold another block by now
-        if not (overtaken and outcome.status in BLAME):
+        blamed = outcome.status in BLAME and (outcome.status is not Status.FAILED or self._is_unreadable(batch))
+        if not (overtaken and blamed) or outcome.status is Status.FAILED:
             self._count(source, target, transfer, outcome)
         if self._directory.state(handle, target) is not State.FILLING:
             self._residency.counters.add("late_results")
@@ -146,7 +151,8 @@ class Planner:
             self._residency.filled(handle, target, outcome.place, outcome.generation)
         else:
             self._residency.lose(handle, target, Move.FAILED, Reason.FAILED)
-        if outcome.status in BLAME and not overtaken:
+            self.failed_loads += [handle] * (target < source)
+        if blamed and not overtaken:
             if outcome.status is Status.CORRUPT and self._residency.levels[source].persistent:
                 self._sidecars.condemn(source, transfer, outcome, now_s)
             self._residency.lose(handle, source, Move.RECLAIM, BLAME[outcome.status])
@@ -159,6 +165,11 @@ class Planner:
                 handle, key, lowest=self._residency.levels[target].persistent, done=outcome.done
             )
         return resolved
+
+    def _is_unreadable(self, batch: TransferBatch) -> bool:
+        """Whether a failure is the source's: a block that a disk cannot read must not be found, and fail, again and
+        again (vllm#49176)."""
+        return batch.target < batch.source and self._residency.levels[batch.source].persistent
 
     def _onwards(self, handle: int, target: int) -> list[int]:
         """After a hop up: the next one, or the end of the promotion (whose own hold `_moved` lets go at the top)."""
@@ -197,7 +208,7 @@ class Planner:
         elif Status.DONE in statuses:
             self.demotions.recovered(tier)
         if Status.NO_ROOM in statuses:
-            self._residency.levels[tier].starved = True
+            self._residency.levels[tier].starved_until_s = now_s + STARVED_S
 
     def _count(self, source: int, target: int, transfer: Transfer, outcome: Outcome) -> None:
         counters = self._residency.counters
@@ -217,6 +228,7 @@ class Planner:
 
     def wake_at_s(self, now_s: float) -> float | None:
         """When to plan again though nothing happens: a tier's pause ends, or it is time to ask one how it is doing."""
-        times = [lv.blocked_until_s for lv in self._residency.levels if lv.blocked_until_s > now_s]
-        question_s = self._pressure.wake_at_s()
-        return min(times if question_s is None else [*times, question_s], default=None)
+        times = [level.blocked_until_s for level in self._residency.levels if level.blocked_until_s > now_s]
+        waiting = (t for t in self._residency.orders if self._may_note(t, now_s))
+        others = [self._pressure.wake_at_s(), *map(self._sidecars.due_at_s, waiting)]
+        return min([*times, *(at_s for at_s in others if at_s is not None)], default=None)

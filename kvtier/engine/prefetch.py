@@ -10,6 +10,7 @@ Units: handles, slots, requests, seconds of the engine's clock.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -74,6 +75,12 @@ class Prefetch:
             if handle in self._owner:
                 state = self._directory.state(handle, self._target)
                 self._let_go(handle, {State.READY: "useful", State.FILLING: "late"}.get(state, "wasted"))
+
+    def failed(self, handles: Sequence[int]) -> None:
+        """Loads of these blocks have failed: what was to be kept for a request is not there."""
+        for handle in handles:
+            if handle in self._owner and self._directory.state(handle, self._target) is State.RECLAIMED:
+                self._let_go(handle, "wasted")
 
     def forget(self) -> None:
         """Nobody will come for what was announced: the weights have changed."""

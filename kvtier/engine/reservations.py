@@ -9,6 +9,7 @@ cut on gets a private slot, so that the caller never writes where others read.
 Units: handles, slots, tokens, seconds of the engine's clock.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import lcm
@@ -38,6 +39,7 @@ class Reservations:
         self._sizes = tuple(sizes)  # block_tokens of each group
         self._records: dict[int, LeaseRecord] = {}
         self._waiters: dict[int, set[int]] = {}  # handle -> leases that wait for its promotion
+        self._eras: Counter[int] = Counter()  # namespace -> how often it was dropped
         self.ended: list[tuple[int, Lease | NoRoom]] = []
 
     def __len__(self) -> int:
@@ -53,7 +55,8 @@ class Reservations:
         tokens_total = blocks_total * self._sizes[0]
         if tokens_total < match.tokens:
             raise UsageError(f"blocks_total={blocks_total} covers {tokens_total} tokens, the match has {match.tokens}")
-        record = LeaseRecord(ticket, match.owner, match, match.namespace, match.tokens, deadline_s)
+        era = self._eras[match.namespace]
+        record = LeaseRecord(ticket, match.owner, match, match.namespace, era, match.tokens, deadline_s)
         record.hits, record.sources = self._available(match)
         totals = [-(-tokens_total // size) for size in self._sizes]
         resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
@@ -62,8 +65,7 @@ class Reservations:
         slots = self._residency.take(0, count, drop_dirty=True, incoming=self._first_new(match, record.hits))
         if slots is None:
             self._residency.unhold(resident, 0)
-            self._residency.counters.add("no_room")
-            self.ended.append((ticket, NoRoom(count, self._residency.takeable(0, drop_dirty=True))))
+            self._refuse(record, count)
             return
         self._records[ticket] = record
         self._assign(record, totals, iter(slots), set(resident))
@@ -160,8 +162,7 @@ class Reservations:
         needed = sum(len(slots) for slots in record.slots)
         if tokens < record.tokens_matched and not self._cut(record, tokens):
             self._forget(record)
-            self._residency.counters.add("no_room")
-            self.ended.append((record.lease_id, NoRoom(needed, self._residency.takeable(0, drop_dirty=True))))
+            self._refuse(record, needed)
             return
         record.phase = Phase.ACTIVE
         self._touch(record, Access.REUSE)
@@ -209,6 +210,14 @@ class Reservations:
         for slot, key in pairs:
             self._publish(record, slot, store_key(record.namespace, key), self._specs[group_of(key)].block_bytes)
 
+    def dropped(self, namespace: int) -> None:
+        """What leases of now compute was begun before the drop, with old weights, say: none of it is published."""
+        self._eras[namespace] += 1
+
+    def is_stale(self, lease: Lease) -> bool:
+        """Whether the lease's namespace was dropped since it was taken."""
+        return lease.record.era != self._eras[lease.record.namespace]
+
     def _active(self, lease: Lease) -> LeaseRecord:
         record = self._records.get(lease.lease_id)
         if record is None or record.phase is not Phase.ACTIVE:
@@ -251,6 +260,20 @@ class Reservations:
             if record.phase is Phase.ACTIVE:
                 self._touch(record, Access.RELEASE)
             self._forget(record)
+
+    def release_owner(self, owner: str) -> int:
+        """Give back all leases in this name; pending reservations are refused. Returns how many there were."""
+        theirs = [record for record in self._records.values() if record.owner == owner]
+        for record in theirs:
+            pending = record.phase is Phase.LOADING
+            self.release(record.lease_id)
+            if pending:
+                self._refuse(record, sum(len(slots) for slots in record.slots))
+        return len(theirs)
+
+    def _refuse(self, record: LeaseRecord, slots_needed: int) -> None:
+        self._residency.counters.add("no_room")
+        self.ended.append((record.lease_id, NoRoom(slots_needed, self._residency.takeable(0, drop_dirty=True))))
 
     def _forget(self, record: LeaseRecord) -> None:
         self._stop_waiting(record)

@@ -18,6 +18,7 @@ from kvtier.types import Outcome, Status, Transfer, block_key_of, namespace_of
 COUNTERS_KEY = b"counters"
 CONDEMNED_KEY = b"condemned/"
 CONDEMNED_MAX = 64
+NOTED_WITHIN_S = 1.0  # so much of the order a crash may forget
 
 
 class Sidecars:
@@ -29,6 +30,7 @@ class Sidecars:
         self._since_ms = epoch_ms
         self._condemned: dict[int, deque[bytes]] = {tier: deque() for tier in residency.orders}  # keys, oldest first
         self._owed: dict[int, Rows] = {tier: {} for tier in residency.orders}
+        self._changed_at_s: dict[int, float] = {}  # tier -> since when its order says something new
 
     def found(self, tier: int, rows: Mapping[bytes, bytes]) -> None:
         """An earlier process left these rows."""
@@ -61,15 +63,25 @@ class Sidecars:
 
     # ------------------------------------------------------------ rows
 
-    def due(self, tier: int, *, flushing: bool) -> bool:
-        """Whether there is so much to write down that it should not wait for a batch of blocks."""
+    def due(self, tier: int, now_s: float, *, flushing: bool) -> bool:
+        """Whether there is so much to write down, or for so long, that it should not wait for a batch of blocks."""
         order = self._residency.orders[tier]
-        return order.changed and (flushing or order.unsaved_bytes >= LOG_BYTES_MIN)
+        if not order.changed:
+            self._changed_at_s.pop(tier, None)
+            return False
+        changed_at_s = self._changed_at_s.setdefault(tier, now_s)
+        return flushing or now_s >= changed_at_s + NOTED_WITHIN_S or order.unsaved_bytes >= LOG_BYTES_MIN
+
+    def due_at_s(self, tier: int) -> float | None:
+        """When the tier's order has waited long enough, if it waits."""
+        changed_at_s = self._changed_at_s.get(tier)
+        return None if changed_at_s is None else changed_at_s + NOTED_WITHIN_S
 
     def rows(self, tier: int) -> Rows:
         """What goes with the next batch to this tier; empty for memory."""
         if tier not in self._residency.orders:
             return {}
+        self._changed_at_s.pop(tier, None)
         rows = self._residency.orders[tier].piece() | self._owed[tier]
         self._owed[tier] = {}
         rows[COUNTERS_KEY] = self._counters()

@@ -137,6 +137,14 @@ class CacheVerbs:
         else:
             raise UsageError(f"held is {held!r}; pass a Lease or a Match")
 
+    def release_owner(self, owner: str) -> int:
+        """Give back every lease and match in this name. Its owner must be proven dead: it writes no slot any more.
+
+        Its reservations that still load are answered with NoRoom. Returns how many there were.
+        """
+        name = arguments.instance("owner", owner, str)
+        return self._engine.call(lambda core, now_s: core.release_owner(name))
+
     def prefetch(self, keys: Keys) -> None:
         """Announce a request: what of it lies only on disk comes into the lowest memory tier, within the budget."""
         self._engine.call(lambda core, now_s: core.prefetch(keys, now_s))

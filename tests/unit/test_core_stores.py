@@ -182,14 +182,14 @@ def test_a_flush_is_content_with_a_copy_that_could_not_be_erased():
 def test_a_full_disk_evicts_in_policy_order():
     """A full store stops taking blocks, or throws new ones away."""
     disk = DictTier(blocks_max=8)
-    engine = make_engine(gpu=8, host=8, disk=disk)
+    engine = make_engine(gpu=4, host=4, disk=disk)
     for number in range(6):
         serve(engine, prompt(number, 4))
         engine.core.submit_flush()
         engine.run()
     assert len(disk.rows) <= 8
     assert tiers_of(engine, prompt(5, 4))["lmdb"] + tiers_of(engine, prompt(5, 4))["gpu"] == 16
-    fresh = make_engine(gpu=8, host=8, disk=disk)
+    fresh = make_engine(gpu=4, host=4, disk=disk)
     assert tiers_of(fresh, prompt(5, 4))["lmdb"] == 16
     assert tiers_of(fresh, prompt(0, 4))["lmdb"] == 0
     engine.check()

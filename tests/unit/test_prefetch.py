@@ -144,14 +144,14 @@ def test_the_rest_follows_when_there_is_room_again():
 
 
 def test_a_failing_disk_makes_waste_and_no_harm():
-    """A failed prefetch keeps its slot for good, or keeps the request from loading."""
+    """A failed prefetch keeps its slot for good, or a block that cannot be read is tried again by its request."""
     engine = pushed_down(1, 3)
     engine.tiers[-1].fail_read = Status.FAILED
     announce(engine, prompt(0, 3))
     engine.run()
     engine.tiers[-1].fail_read = None
     lease = serve(engine, prompt(0, 3))
-    assert lease.tokens_ready == 12
+    assert lease.tokens_ready == 0
     assert counts(engine) == (3, 0, 0, 3, 0)
     engine.check()
     assert engine.core.stats()["tiers"]["host"]["slots_quarantined"] == 0
