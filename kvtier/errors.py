@@ -54,6 +54,10 @@ class OutOfMemory(KvtierError):
     """A memory driver has no physical memory left within its capacity."""
 
 
+class DeviceLost(KvtierError):
+    """The device of a tier failed for good: its slots hold nothing any more, while the tiers below go on serving."""
+
+
 class DriverError(KvtierError):
     """A memory driver refused a call: `call` names it, `code` is its errno or CUresult."""
 

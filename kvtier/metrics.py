@@ -14,6 +14,11 @@ ENGINE_COUNTERS = (
     "restored_tokens",  # tokens that leases could use without computing
     "deadline_cuts",  # leases that did not wait for the rest of their prefix
     "failed_cuts",  # leases whose prefix was cut by a failed load
+    "declined_tokens",  # found, and not loaded because computing them is faster or the deadline is too near
+    "declined_loads",  # leases for which nothing was loaded for that reason
+    "cut_loads",  # leases for which a part was
+    "breaker_cuts",  # leases that did not wait for a tier that began to fail or hang
+    "prefill_saved_ms",  # computing that restored tokens made unnecessary, as far as its speed is known
     "committed_blocks",
     "duplicate_blocks",  # committed while the key had a copy already
     "stale_commits",  # not published: the weights had changed under the lease
@@ -27,8 +32,12 @@ ENGINE_COUNTERS = (
 )
 
 TIER_COUNTERS = (
-    "hit_tokens",  # found here by match (the fastest copy counts)
+    "query_tokens",  # asked for by match and not found in a faster tier
+    "hit_tokens",  # of these, found here
     "restored_tokens",  # used by leases from here
+    "prefill_saved_ms",  # computing that these made unnecessary
+    "promoted_blocks",  # copied up into this tier
+    "demoted_blocks",  # copied down into this tier
     "read_blocks",
     "read_bytes",
     "written_blocks",
@@ -42,6 +51,10 @@ TIER_COUNTERS = (
     "read_failed",
     "write_failed",
     "no_room",
+    "late",  # transfers into this tier whose block nobody wanted any more when they ended
+    "quarantined",  # slots kept out of use until the end of a transfer or a lease that was overtaken
+    "breaker_opened",  # times it was left alone because it failed or hung
+    "device_lost",  # copies that went with the tier's device
 )
 
 

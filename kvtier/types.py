@@ -104,6 +104,7 @@ class Status(Enum):
     CORRUPT = "corrupt"  # there, and its checksum does not match
     NO_ROOM = "no_room"  # capacity or min_free forbids it; a value, not a fault
     FAILED = "failed"  # the device or the network refused
+    DEVICE_LOST = "device_lost"  # the tier's device is gone for good, and with it all it held
 
 
 @dataclass(frozen=True, slots=True)

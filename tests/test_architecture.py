@@ -33,6 +33,7 @@ DECIDING = {"blocks", "allocator", "policies", "cache"}
 DECIDING_ENGINE = {
     "answers",
     "backpressure",
+    "breaker",
     "core",
     "demotion",
     "arguments",
@@ -46,8 +47,10 @@ DECIDING_ENGINE = {
     "planner",
     "polled",
     "prefetch",
+    "prefill",
     "pressure",
     "promotion",
+    "rates",
     "reservations",
     "resizing",
     "sidecar",

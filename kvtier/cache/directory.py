@@ -45,6 +45,7 @@ class Directory:
         self._generation = {tier: array("Q") for tier in range(tiers) if tier in persistent}
         self._holds: list[dict[int, int]] = [{} for _ in range(tiers)]  # few copies are held at a time
         self._unused = array("I")  # handles given back
+        self.bypassed: frozenset[int] = frozenset()  # tiers whose copies no lookup takes into account now
         self.ready = [0] * tiers  # READY copies
         self.idle = [0] * tiers  # READY copies that nobody holds
         self.idle_clean = [0] * tiers  # of these, the clean ones
@@ -166,8 +167,16 @@ class Directory:
         top = self._top[handle]
         return None if top == NO_TIER else top
 
+    def fastest(self, handle: int) -> int | None:
+        """The fastest tier with a READY copy that is not bypassed."""
+        top = self._top[handle]
+        if top in self.bypassed:
+            ready = (t for t in range(top + 1, self.tiers) if t not in self.bypassed and self.is_ready(handle, t))
+            return next(ready, None)
+        return None if top == NO_TIER else top
+
     def leading(self, namespace: int, keys: Sequence[BlockKey]) -> tuple[list[int], list[int]]:
-        """Handles of the leading keys that have a READY copy, and the fastest tier of each."""
+        """Handles of the leading keys that have a READY copy in a tier not bypassed, and the fastest one of each."""
         prefix = namespace.to_bytes(NAMESPACE_BYTES, "big")
         find, tops = self._handles.get, self._top
         handles: list[int] = []
@@ -176,6 +185,8 @@ class Directory:
         while some := [find(StoreKey(prefix + key), -1) for key in islice(remaining, LOOKUPS_AT_ONCE)]:
             known = some if -1 not in some else some[: some.index(-1)]
             ready = [tops[handle] for handle in known]
+            if self.bypassed:
+                ready = [NO_TIER if (tier := self.fastest(handle)) is None else tier for handle in known]
             if NO_TIER in ready:
                 del ready[ready.index(NO_TIER) :]
             handles += known[: len(ready)]

@@ -73,6 +73,24 @@ class NoRoom:
     slots_available: int
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the governor chose of a match, and what it reckoned with.
+
+    tokens_found: in the match. tokens_chosen: of these, to be brought up; the rest is computed. load_s: estimated time
+    to bring them. prefill_s: estimated time to compute all that was found. None: not known (yet).
+    why: ``resident`` (all of it is in the top tier), ``faster`` (all of it, for it loads faster than it is computed),
+    ``deadline`` (as much as arrives in time), ``slower`` (the rest, or all, is computed faster), ``unmeasured`` (all of
+    it, as one of the speeds is not known).
+    """
+
+    tokens_found: int
+    tokens_chosen: int
+    load_s: float | None
+    prefill_s: float | None
+    why: str
+
+
 class Phase(Enum):
     """Where a lease stands."""
 
@@ -85,10 +103,11 @@ class Lease:
     """A right on slots of the top tier, for reading the restored prefix and for writing the rest.
 
     The first `tokens_ready` tokens are there; compute from that token on, into the slots that follow. Only slots
-    from `tokens_ready // block_tokens` on may be written. `tiers` says which tiers the restored tokens came from.
+    from `tokens_ready // block_tokens` on may be written. `tiers` says which tiers the restored tokens came from,
+    `decision` how much the governor wanted of what was found; if a load failed or was late, fewer are ready.
     """
 
-    __slots__ = ("lease_id", "owner", "record", "tiers", "tokens_ready")
+    __slots__ = ("decision", "lease_id", "owner", "record", "tiers", "tokens_ready")
 
     def __init__(self, record: "LeaseRecord", tokens_ready: int, tiers: dict[str, int]) -> None:
         self.record = record  # for the engine only
@@ -96,6 +115,7 @@ class Lease:
         self.owner = record.owner
         self.tokens_ready = tokens_ready
         self.tiers = tiers
+        self.decision = record.decision
 
     def slots(self, group: int = 0) -> tuple[int, ...]:
         """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...)."""
@@ -121,6 +141,7 @@ class LeaseRecord:
     namespace: int
     era: int  # drops of the namespace before it
     tokens_matched: int
+    decision: Decision
     deadline_s: float
     phase: Phase = Phase.LOADING
     slots: list[list[int]] = field(default_factory=list)

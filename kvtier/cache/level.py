@@ -41,6 +41,7 @@ class Level:
     blocked_until_s: float = 0.0  # no writes before, after a failure
     geometry: Geometry | None = None  # of a memory tier whose memory comes and goes
     granules: set[int] = field(default_factory=set)  # that have memory now
+    lost: bool = False  # its device is gone: it gives no slot any more
     failures: int = 0  # in a row
     refused: bool = False  # nothing fits and nothing may leave; until a store succeeds again
     starved_until_s: float = 0.0  # a write was just refused for room: evict before the next

@@ -107,6 +107,8 @@ class Residency:
         they are for, if it has a handle.
         """
         pool = self.levels[tier].slots
+        if self.levels[tier].lost:
+            return None
         short = count - pool.slots_free
         if short > 0:
             victims = self._victims(tier, short, drop_dirty, incoming)
@@ -184,10 +186,19 @@ class Residency:
         self._reasons[handle, tier] = reason
         if (pool := self.levels[tier].pool) is not None:  # a transfer or a lease may still use the slot
             pool.quarantine(self.directory.place(handle, tier))
+            self.counters.add_tier(tier, "quarantined")
 
     def never_written(self, handle: int, tier: int) -> None:
         """The write of a copy that was dropped meanwhile failed: there is nothing to erase."""
         self._reasons[handle, tier] = Reason.FAILED
+
+    def abandon(self, tier: int) -> None:
+        """The memory of a tier is gone, with all that was in it. What others still hold there ends when they let go."""
+        self.levels[tier].lost = True
+        here = [h for h in self.directory.handles() if self.directory.state(h, tier) in (State.FILLING, State.READY)]
+        for handle in here:
+            self.counters.add_tier(tier, "device_lost")
+            self.lose(handle, tier, Move.RECLAIM, Reason.LOST)
 
     def overtake(self, handle: int) -> None:
         """Drop a block everywhere: no lookup finds it from now on, late results are discarded."""

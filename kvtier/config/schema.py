@@ -142,10 +142,14 @@ class PrefetchConfig(Section):
 
 
 class LimitsConfig(Section):
-    """How long a request waits for a load, and how many bytes may be on their way at once."""
+    """How long a request waits for a load, and how many bytes may be on their way at once.
+
+    prefill_tokens_per_s: how fast the engine computes a prompt, until it reports that itself; None: not known.
+    """
 
     load_deadline_s: Seconds = Field(default=0.5, validation_alias="load_deadline", examples=["500ms"])
     queue_bytes: Bytes = Field(default=256 << 20, validation_alias="queue", examples=["256MiB"])
+    prefill_tokens_per_s: MaybeCount = Field(default=None, examples=["2500"])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvtier.cache.leases import Lease, NoRoom
+from kvtier.errors import DeviceLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,4 +28,4 @@ class Resized:
     bytes: int
 
 
-Answer = Lease | NoRoom | Flushed | Dropped | Resized
+Answer = Lease | NoRoom | Flushed | Dropped | Resized | DeviceLost

@@ -25,8 +25,10 @@ from kvtier.cache.level import Level
 from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
+from kvtier.engine.governor import Governor
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
+from kvtier.engine.prefill import PrefillSpeed
 from kvtier.engine.reservations import Reservations
 from kvtier.engine.sidecar import Sidecars
 from kvtier.errors import UsageError
@@ -47,9 +49,13 @@ class Core:
         queue_bytes: int = 256 << 20,
         prefetch_budget: float = 0.25,
         lookahead_requests: int = 8,
+        prefill_tokens_per_s: float | None = None,
         epoch_ms: int = 0,
     ) -> None:
-        """epoch_ms: what the wall clock shows, in ms since 1970, when the clock whose seconds are passed in is at 0."""
+        """prefill_tokens_per_s: how fast the engine computes, until it reports that (`prefilled`); None: unknown.
+
+        epoch_ms: what the wall clock shows, in ms since 1970, when the clock whose seconds are passed in is at 0.
+        """
         self.model = model
         self._namespaces = namespaces
         self._namespace = namespaces.id_of_model(model)
@@ -61,7 +67,11 @@ class Core:
         self._sidecars = Sidecars(self.residency, epoch_ms)
         self.planner = Planner(self.residency, self._sidecars, queue_bytes)
         self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget, lookahead_requests)
-        self._leases = Reservations(self.residency, self.planner, block_specs(model), self._sizes)
+        self._prefill = PrefillSpeed(prefill_tokens_per_s)
+        specs, promotions = block_specs(model), self.planner.promotions
+        rates = self.planner.flight.rates
+        governor = Governor(self.residency, promotions, rates, self._prefill, specs, self._sizes)
+        self._leases = Reservations(self.residency, self.planner, governor, specs, self._sizes)
         self._matches: dict[int, Match] = {}
         self._answers: list[tuple[int, Answer]] = []
         self._last_id = 0
@@ -118,7 +128,7 @@ class Core:
 
     # ------------------------------------------------------------ placed
 
-    def submit_reserve(self, match: Match, blocks_total: int, deadline_s: float) -> int:
+    def submit_reserve(self, match: Match, blocks_total: int, deadline_s: float, now_s: float) -> int:
         """Ask for slots; the answer (`Lease` or `NoRoom`) comes from `poll` under the ticket."""
         self._expect_ours(match, match.home)
         if blocks_total < 1:
@@ -127,7 +137,7 @@ class Core:
         if not match.pins or match.namespace != self._namespace:
             self._look(match)  # expired, consumed, released or of other weights: nothing of it holds any more
         ticket = self._id()
-        self._leases.begin(ticket, match, blocks_total, deadline_s)
+        self._leases.begin(ticket, match, blocks_total, deadline_s, now_s)
         self._prefetch.used([h for handles in match.prefix.handles for h in handles])
         return ticket
 
@@ -141,6 +151,10 @@ class Core:
         stale = lease.record.namespace != self._namespace or self._leases.is_stale(lease)
         self.counters.add("stale_commits", len(pairs) * stale)
         self._leases.commit(lease, () if stale else pairs)
+
+    def prefilled(self, start: int, tokens: int, seconds: float) -> None:
+        """The engine has computed `tokens` tokens behind the first `start` ones of a prompt in so many seconds."""
+        self._prefill.observe(start, tokens, seconds)
 
     def release_lease(self, lease: Lease) -> None:
         """Give a lease back. Idempotent."""
@@ -220,6 +234,8 @@ class Core:
     def plan(self, now_s: float) -> list[TransferBatch]:
         """What should move now. Each batch must be answered by exactly one `apply`."""
         self._expire(now_s)
+        self.planner.watch(now_s)
+        self._give_up_on_tiers()
         self._prefetch.advance(now_s)
         return self.planner.plan(now_s)
 
@@ -228,7 +244,22 @@ class Core:
         resolved = self.planner.apply(done, now_s)
         self._prefetch.failed(self.planner.failed_loads)
         self.planner.failed_loads.clear()
+        for tier in self.planner.devices_lost:  # before leases take their failed loads for misses
+            self.lose_device(tier)
+        self.planner.devices_lost.clear()
         self._leases.resolved(resolved)
+        self._give_up_on_tiers()
+
+    def lose_device(self, tier: int = 0) -> None:
+        """The device of a tier is gone: nothing of what it held is found any more, nobody gets a slot there."""
+        if not self.residency.levels[tier].lost:
+            self.residency.abandon(tier)
+            self._leases.device_lost()
+
+    def _give_up_on_tiers(self) -> None:
+        """Nobody waits for a tier whose breaker has just opened."""
+        for tier in self.planner.breakers.newly_open():
+            self._leases.give_up_on(tier)
 
     def poll(self) -> list[tuple[int, Answer]]:
         """Tickets answered since the last call. Each is reported once."""
@@ -271,7 +302,9 @@ class Core:
             "matches": len(self._matches),
             "batches_in_flight": len(self.planner.flight),
             **self.counters.engine(),
-            "tiers": {name: self.residency.stats(tier) for tier, name in enumerate(self._names)},
+            "tiers": {
+                name: self.residency.stats(tier) | self.planner.stats(tier) for tier, name in enumerate(self._names)
+            },
         }
 
     def unsaved(self) -> int:
@@ -309,11 +342,14 @@ class Core:
         return tokens_by_tier(prefix.tiers, self._sizes, prefix.tokens, self._names)
 
     def _count_lookup(self, keys: Keys, tokens_max: int | None, match: Match) -> None:
+        asked = keys.tokens if tokens_max is None else min(tokens_max, keys.tokens)
         self.counters.add("lookups")
-        self.counters.add("lookup_tokens", keys.tokens if tokens_max is None else min(tokens_max, keys.tokens))
+        self.counters.add("lookup_tokens", asked)
         self.counters.add("hit_tokens", match.tokens)
         for tier, name in enumerate(self._names):
+            self.counters.add_tier(tier, "query_tokens", asked)
             self.counters.add_tier(tier, "hit_tokens", match.tiers[name])
+            asked -= match.tiers[name]
 
     def _id(self) -> int:
         self._last_id += 1

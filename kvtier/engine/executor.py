@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from kvtier.errors import DeviceLost
 from kvtier.tiers.base import SupportsDrop, SupportsRemap, SupportsSlots, Tier
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
 
@@ -58,6 +59,9 @@ def carry_out(tiers: Sequence[Tier], batch: TransferBatch) -> BatchDone:
         outcomes = _outcomes(tiers, batch)
         if len(outcomes) != batch.outcomes:
             raise RuntimeError(f"{len(outcomes)} outcomes for {batch.outcomes} items")
+    except DeviceLost as error:
+        log.error("batch %d from tier %d to %d: %s", batch.batch_id, batch.source, batch.target, error)
+        outcomes = [Outcome(Status.DEVICE_LOST, detail=repr(error))] * batch.outcomes
     except Exception as error:
         # A tier that breaks its promise must not hang those who wait for the batch.
         log.exception("batch %d from tier %d to %d failed", batch.batch_id, batch.source, batch.target)

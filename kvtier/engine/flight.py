@@ -1,7 +1,8 @@
 """Batches that are under way: who made them, what they hold, and how many run in each lane.
 
 A lane is a (source, target) pair of tiers. While a transfer is in flight both its copies are held, so that neither
-place is used for anything else before the terminal acknowledgement. Units: batches, blocks, bytes.
+place is used for anything else before the terminal acknowledgement. Units: batches, blocks, bytes, seconds of the
+engine's clock.
 """
 
 from collections import Counter
@@ -9,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier.cache.residency import Leaving, Residency
+from kvtier.engine.rates import Lane, Rates
 from kvtier.engine.sidecar import Sidecars
-from kvtier.types import EvictItem, Remap, Transfer, TransferBatch
-
-Lane = tuple[int, int]
+from kvtier.types import BatchDone, EvictItem, Remap, Transfer, TransferBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Underway:
 
     batch: TransferBatch
     leaving: tuple[Leaving, ...]
+    since_s: float
 
     @property
     def bytes(self) -> int:
@@ -35,6 +36,8 @@ class Flight:
         self._sidecars = sidecars
         self._underway: dict[int, Underway] = {}
         self._next_id = 0
+        self.now_s = 0.0  # what departs or arrives does so now; the planner sets it first of all
+        self.rates = Rates()
         self.arrivals = 0  # batches acknowledged so far
         self.batches: Counter[Lane] = Counter()
         self.blocks: Counter[Lane] = Counter()
@@ -55,24 +58,25 @@ class Flight:
             tuple(self._eviction(copy.handle, target) for copy in leaving),
             sidecar=self._sidecars.rows(target),
         )
-        return self._enter(Underway(batch, tuple(leaving)))
+        return self._enter(Underway(batch, tuple(leaving), self.now_s))
 
     def depart_question(self, tier: int) -> TransferBatch:
         """Make a batch of nothing: whoever acknowledges it has looked how the tier is doing."""
-        return self._enter(Underway(TransferBatch(self._number(), tier, tier, ()), ()))
+        return self._enter(Underway(TransferBatch(self._number(), tier, tier, ()), (), self.now_s))
 
     def depart_drop(self, tier: int, namespace: int, leaving: Sequence[Leaving]) -> TransferBatch:
         """Make the batch that erases a namespace, and with it the copies `leaving`, from a persistent tier."""
         batch = TransferBatch(self._number(), tier, tier, (), (), namespace)
-        return self._enter(Underway(batch, tuple(leaving)))
+        return self._enter(Underway(batch, tuple(leaving), self.now_s))
 
     def depart_remap(self, tier: int, remap: Remap) -> TransferBatch:
         """Make the batch that changes a memory tier's granules."""
-        return self._enter(Underway(TransferBatch(self._number(), tier, tier, (), remap=remap), ()))
+        batch = TransferBatch(self._number(), tier, tier, (), remap=remap)
+        return self._enter(Underway(batch, (), self.now_s))
 
-    def arrive(self, batch_id: int) -> Underway | None:
+    def arrive(self, done: BatchDone) -> Underway | None:
         """Take an acknowledged batch out; None if it is not (or no longer) known."""
-        underway = self._underway.pop(batch_id, None)
+        underway = self._underway.pop(done.batch_id, None)
         if underway is not None:
             self.arrivals += 1
             lane = (underway.batch.source, underway.batch.target)
@@ -80,6 +84,9 @@ class Flight:
             self.blocks[lane] -= len(underway.batch.transfers)
             self.bytes[lane] -= underway.bytes
             self.evictions[underway.batch.target] -= len(underway.leaving)
+            if underway.batch.transfers:
+                well = any(outcome.done for outcome in done.outcomes[: len(underway.batch.transfers)])
+                self.rates.arrived(lane, underway.bytes, self.now_s, done=well)
         return underway
 
     def moving(self, tier: int) -> set[int]:
@@ -90,6 +97,12 @@ class Flight:
     def loads(self, tier: int) -> int:
         """Batches under way from this tier upwards."""
         return sum(count for (source, target), count in self.batches.items() if source == tier > target)
+
+    def oldest_load_s(self, tier: int) -> float | None:
+        """Since when the oldest load from this tier is under way."""
+        return min(
+            (u.since_s for u in self._underway.values() if u.batch.source == tier > u.batch.target), default=None
+        )
 
     def writes(self, tier: int) -> int:
         """Batches under way into this tier."""
@@ -103,6 +116,8 @@ class Flight:
         self.blocks[lane] += len(batch.transfers)
         self.bytes[lane] += underway.bytes
         self.evictions[batch.target] += len(underway.leaving)
+        if batch.transfers:
+            self.rates.departed(lane, underway.bytes, self.now_s)
         return batch
 
     def _number(self) -> int:

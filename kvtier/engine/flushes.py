@@ -7,7 +7,7 @@ failed. Always: what a flush has stored is not evicted for the sake of another b
 Units: handles, blocks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvtier.types import StoreKey
@@ -68,11 +68,11 @@ class Flushes:
                 if not failed:
                     flush.stored.add(handle)
 
-    def forget(self, handles: Iterable[int]) -> None:
-        """These blocks are dropped on purpose: nobody is owed them any more."""
-        for handle in handles:
-            if handle in self._owed:
-                self.settle(handle, failed=False)
+    def forget(self, blocks: Mapping[int, StoreKey]) -> None:
+        """These blocks, given by handle, are dropped on purpose: nobody is owed them any more."""
+        for handle, key in blocks.items():
+            if handle in self._owed:  # of another block it may have become the handle since: that one is lost
+                self.settle(handle, failed=self._owed[handle] != key)
             for flush in self._flushes.values():
                 flush.stored.discard(handle)
 

@@ -11,6 +11,7 @@ from collections import deque
 
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
+from kvtier.engine.breaker import Breakers
 from kvtier.engine.demotion import STARVED_S, Demotions
 from kvtier.engine.flight import Flight, Underway
 from kvtier.engine.pressure import DiskPressure
@@ -34,19 +35,27 @@ class Planner:
         self._sidecars = sidecars
         self.flight = Flight(residency, sidecars)
         self.promotions = Promotions(residency, self.flight)
+        self.breakers = Breakers(residency, self.flight, self.promotions)
         self.demotions = Demotions(residency, self.flight, queue_bytes)
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
         self._drops_failed: set[int] = set()
+        self.devices_lost: list[int] = []  # tiers, as batches have told since they were last looked at
         self.failed_loads: list[int] = []  # blocks that did not arrive, since they were last looked at
         self.order_waits = False  # a flush is done but for the order, which goes out after the write under way
 
     # ------------------------------------------------------------ plan
 
+    def watch(self, now_s: float) -> None:
+        """Look after the tiers that may hang or are left alone, before anything is planned."""
+        self.flight.now_s = now_s
+        self.breakers.watch(now_s)
+
     def plan(self, now_s: float) -> list[TransferBatch]:
         """Everything that should move now. Each batch must be answered by exactly one `apply`."""
+        self.flight.now_s = now_s
         batches = self.promotions.batches()
         while self._drops:
             batches += self._drop_batches(*self._drops.popleft())
@@ -80,7 +89,7 @@ class Planner:
 
     def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:
         """Forget these blocks at once, and erase their namespace from the persistent tiers (see `drops_ended`)."""
-        self.demotions.flushes.forget(handles)
+        self.demotions.flushes.forget({handle: self._directory.key(handle) for handle in handles})
         for handle in handles:
             self._residency.overtake(handle)
         self._drops.append((ticket, namespace))
@@ -112,7 +121,8 @@ class Planner:
 
     def apply(self, done: BatchDone, now_s: float) -> list[int]:
         """Settle a batch. Returns the handles whose way to the top tier ended, well or not."""
-        underway = self.flight.arrive(done.batch_id)
+        self.flight.now_s = now_s
+        underway = self.flight.arrive(done)
         if underway is None:
             self._residency.counters.add("late_results")
             return []
@@ -132,6 +142,11 @@ class Planner:
             resolved += self._moved(batch, transfer, outcome, now_s)
         if batch.target > batch.source:
             self._note_target(batch.target, moved, now_s)
+        elif batch.target < batch.source:
+            failed = {Status.FAILED} == {outcome.status for outcome in moved}
+            self.breakers.ended(batch.source, underway.since_s, now_s, failed=failed)
+        if any(outcome.status is Status.DEVICE_LOST for outcome in done.outcomes):
+            self.devices_lost.append(min(batch.source, batch.target))
         return resolved
 
     def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome, now_s: float) -> list[int]:
@@ -142,6 +157,7 @@ class Planner:
             self._count(source, target, transfer, outcome)
         if self._directory.state(handle, target) is not State.FILLING:
             self._residency.counters.add("late_results")
+            self._residency.counters.add_tier(target, "late")
             if self._residency.levels[target].persistent:
                 if outcome.done:
                     self._directory.put_at(handle, target, outcome.place, outcome.generation)  # to erase it there
@@ -217,6 +233,7 @@ class Planner:
             counters.add_tier(source, "read_bytes", transfer.length_bytes)
             counters.add_tier(target, "written_blocks")
             counters.add_tier(target, "written_bytes", transfer.length_bytes)
+            counters.add_tier(target, "promoted_blocks" if target < source else "demoted_blocks")
         elif outcome.status is Status.NO_ROOM:
             counters.add_tier(target, "no_room")
         elif target > source:
@@ -224,11 +241,26 @@ class Planner:
         else:
             counters.add_tier(source, READ_COUNTERS.get(outcome.status, "read_failed"))
 
+    # ------------------------------------------------------------ asked
+
+    def stats(self, tier: int) -> dict[str, int | str | None]:
+        """How a tier is doing: what is queued for it, how fast it was read lately, and whether it is left alone."""
+        lanes = [lane for lane in self.flight.bytes if tier in lane]
+        up = self.promotions.path(tier)[:1]
+        seconds = self.flight.rates.seconds_per_byte(up[0], self.flight.now_s) if up else None
+        return {
+            "circuit": self.breakers.circuit(tier).value,
+            "reading_bytes": sum(self.flight.bytes[lane] for lane in lanes if lane[0] == tier),
+            "writing_bytes": sum(self.flight.bytes[lane] for lane in lanes if lane[1] == tier),
+            "waiting_bytes": sum(self.promotions.waiting_bytes((tier, target)) for target in range(tier)),
+            "load_bytes_per_s": None if not seconds else int(1 / seconds),
+        }
+
     # ------------------------------------------------------------ time
 
     def wake_at_s(self, now_s: float) -> float | None:
         """When to plan again though nothing happens: a tier's pause ends, or it is time to ask one how it is doing."""
         times = [level.blocked_until_s for level in self._residency.levels if level.blocked_until_s > now_s]
         waiting = (t for t in self._residency.orders if self._may_note(t, now_s))
-        others = [self._pressure.wake_at_s(), *map(self._sidecars.due_at_s, waiting)]
+        others = [self._pressure.wake_at_s(), self.breakers.wake_at_s(), *map(self._sidecars.due_at_s, waiting)]
         return min([*times, *(at_s for at_s in others if at_s is not None)], default=None)

@@ -87,9 +87,9 @@ class PolledSurface:
         deadline_s = now_s + arguments.seconds("load_deadline_s", request.load_deadline_s)
         if isinstance(request, Reserve):
             blocks = arguments.integer("blocks_total", request.blocks_total, at_least=1)
-            return self._core.submit_reserve(match, blocks, deadline_s)
+            return self._core.submit_reserve(match, blocks, deadline_s, now_s)
         blocks = max(1, match.tokens // match.keys.block_tokens[0])
-        ticket = self._core.submit_reserve(match, blocks, deadline_s)
+        ticket = self._core.submit_reserve(match, blocks, deadline_s, now_s)
         self._loads[ticket] = match
         return ticket
 
@@ -98,7 +98,7 @@ class PolledSurface:
         sizes = request.keys.block_tokens
         tokens = max((sum(group_of(key) == g for key in missing) * size for g, size in enumerate(sizes)), default=0)
         nothing = self._core.blank_match(request.keys, request.owner, 0)
-        ticket = self._core.submit_reserve(nothing, max(1, -(-tokens // sizes[0])), now_s)
+        ticket = self._core.submit_reserve(nothing, max(1, -(-tokens // sizes[0])), now_s, now_s)
         self._stores[ticket] = missing
         return ticket
 

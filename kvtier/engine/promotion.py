@@ -9,12 +9,14 @@ Units: handles, tier indexes, seconds of the engine's clock.
 """
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
-from kvtier.engine.flight import Flight, Lane
+from kvtier.engine.flight import Flight
+from kvtier.engine.rates import Lane
 from kvtier.events import Reason
 from kvtier.types import TransferBatch
 
@@ -23,9 +25,10 @@ LANE_BATCHES_MAX = 4  # more only queue at the device, where a later but more ur
 
 @dataclass(slots=True)
 class Promotion:
-    """A top copy that waits: how urgently, which tier the current hop enters, and whether it was planned for this."""
+    """A top copy that waits: how urgently, where the current hop leads from and to, and if it was planned for this."""
 
     deadline_s: float
+    source: int
     entering: int
     staged: bool
 
@@ -39,6 +42,8 @@ class Promotions:
         self._flight = flight
         self._queues: dict[Lane, list[tuple[float, int, int]]] = {}  # heaps of (deadline, order, handle)
         self._queued: dict[tuple[int, int], tuple[int, int]] = {}  # (handle, target) -> order, source; else taken back
+        self._waiting_bytes: Counter[Lane] = Counter()  # of what is queued
+        self.halted: frozenset[int] = frozenset()  # tiers from which nothing starts now
         self._order = 0
         self._wanted: dict[int, Promotion] = {}
 
@@ -52,9 +57,12 @@ class Promotions:
             if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
                 return False
             self._hop(handle, (source, 0), deadline_s)
-        self._directory.hold([handle], 0)
-        self._wanted[handle] = Promotion(deadline_s, 0 if staged is None else 1, bool(staged))
+        self._want(handle, Promotion(deadline_s, source, 0 if staged is None else 1, bool(staged)))
         return True
+
+    def _want(self, handle: int, promotion: Promotion) -> None:
+        self._directory.hold([handle], 0)
+        self._wanted[handle] = promotion
 
     def bring(self, handle: int, source: int, target: int) -> bool:
         """Bring a block up for nobody yet, into memory that has a slot to give. False, and nothing done, if not."""
@@ -66,7 +74,15 @@ class Promotions:
         if slots is None:
             return False
         self._residency.place(handle, 0, slots[0])
-        return self.start(handle, inf)
+        self._hop(handle, (source, 0), inf)
+        self._want(handle, Promotion(inf, source, 0, staged=False))
+        return True
+
+    def sample(self, handle: int, source: int) -> bool:
+        """Bring one block into the lowest memory tier for nobody, to see how the source is doing. False if it cannot."""
+        target = sum(not level.persistent for level in self._residency.levels) - 1
+        there = any(self._directory.state(handle, tier) is not State.GONE for tier in range(target + 1))
+        return not there and self.bring(handle, source, target)
 
     def stage(self, handle: int, source: int, target: int, deadline_s: float) -> bool:
         """Bring a block into a memory tier below the top, if that has a slot to give. No top copy waits for it."""
@@ -92,7 +108,7 @@ class Promotions:
         if wanted is None or (wanted.entering == 0 and (handle, 0) not in self._queued):
             return
         own_hop = wanted.entering == 0 or wanted.staged  # else it is a prefetch's, and goes on
-        hop = self._queued.pop((handle, wanted.entering), None) if own_hop else None
+        hop = self._unqueue(handle, wanted.entering) if own_hop else None
         del self._wanted[handle]
         self._fail(handle, 0)
         if hop is not None:
@@ -111,7 +127,7 @@ class Promotions:
         if wanted is None or tier != wanted.entering:
             return False  # a prefetch beside it, say
         if tier and self._directory.state(handle, 0) is State.FILLING and self._directory.is_ready(handle, tier):
-            wanted.entering = 0
+            wanted.source, wanted.entering = tier, 0
             self._hop(handle, (tier, 0), wanted.deadline_s)
             return False
         del self._wanted[handle]
@@ -121,6 +137,8 @@ class Promotions:
         """The most urgent hops of every lane, as batches that fit its tiers."""
         made: list[TransferBatch] = []
         for lane, queue in self._queues.items():
+            if lane[0] in self.halted:
+                continue
             while self._flight.batches[lane] < LANE_BATCHES_MAX and (handles := self._next(lane, queue)):
                 made.append(self._flight.depart(lane, handles))
         return made
@@ -139,7 +157,7 @@ class Promotions:
         while queue and len(handles) < blocks_max and length_bytes < self._residency.levels[lane[0]].batch_bytes:
             _, order, handle = heapq.heappop(queue)
             if self._queued.get((handle, lane[1])) == (order, lane[0]):
-                del self._queued[handle, lane[1]]
+                self._unqueue(handle, lane[1])
                 handles.append(handle)
                 length_bytes += self._directory.length_bytes(handle)
         return handles
@@ -149,9 +167,26 @@ class Promotions:
         """Hops that are planned and not yet under way."""
         return len(self._queued)
 
+    def waiting_bytes(self, lane: Lane) -> int:
+        """Bytes of what is queued on a lane."""
+        return self._waiting_bytes[lane]
+
+    def path(self, source: int) -> tuple[Lane, ...]:
+        """The lanes by which a block of this tier reaches the top, when memory on the way has room."""
+        if source < 2 or self._residency.levels[1].persistent:
+            return ((source, 0),) if source else ()
+        return (source, 1), (1, 0)
+
+    def is_persistent(self, tier: int) -> bool:
+        return self._residency.levels[tier].persistent
+
+    def coming_from(self, tier: int) -> set[int]:
+        """Blocks whose top copy waits for something from this tier."""
+        return {handle for handle, wanted in self._wanted.items() if wanted.source == tier}
+
     def _source(self, handle: int) -> int | None:
-        ready = (t for t in range(1, self._directory.tiers) if self._directory.is_ready(handle, t))
-        return next(ready, None)
+        tiers = (tier for tier in range(1, self._directory.tiers) if tier not in self._directory.bypassed)
+        return next((tier for tier in tiers if self._directory.is_ready(handle, tier)), None)
 
     def _by_way_of_memory(self, handle: int, source: int, deadline_s: float) -> bool | None:
         """Fill the tier below the top first, when it is memory, not the source, and has a slot to give.
@@ -165,8 +200,16 @@ class Promotions:
             return False  # somebody's prefetch brings it; the next hop follows
         return (state is State.GONE and self.stage(handle, source, 1, deadline_s)) or None
 
+    def _unqueue(self, handle: int, target: int) -> tuple[int, int] | None:
+        """Take a hop out of the queue; None if it is not (or no longer) there."""
+        hop = self._queued.pop((handle, target), None)
+        if hop is not None:
+            self._waiting_bytes[hop[1], target] -= self._directory.length_bytes(handle)
+        return hop
+
     def _hop(self, handle: int, lane: Lane, deadline_s: float) -> None:
         self._directory.hold([handle], lane[0])
+        self._waiting_bytes[lane] += self._directory.length_bytes(handle)
         self._order += 1
         self._queued[handle, lane[1]] = (self._order, lane[0])
         heapq.heappush(self._queues.setdefault(lane, []), (deadline_s, self._order, handle))

@@ -15,12 +15,13 @@ from itertools import chain
 from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
-from kvtier.cache.leases import Lease, LeaseRecord, Match, NoRoom, Phase
+from kvtier.cache.leases import Decision, Lease, LeaseRecord, Match, NoRoom, Phase
 from kvtier.cache.prefix import tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
+from kvtier.engine.governor import Governor
 from kvtier.engine.planner import Planner
-from kvtier.errors import UsageError
+from kvtier.errors import DeviceLost, UsageError
 from kvtier.events import Reason
 from kvtier.policies.base import Access
 from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, BlockKey, StoreKey, block_key_of, group_of, store_key
@@ -30,24 +31,30 @@ class Reservations:
     """All leases of the engine. `ended` collects those whose `reserve` has its answer."""
 
     def __init__(
-        self, residency: Residency, planner: Planner, specs: Sequence[BlockSpec], sizes: Sequence[int]
+        self,
+        residency: Residency,
+        planner: Planner,
+        governor: Governor,
+        specs: Sequence[BlockSpec],
+        sizes: Sequence[int],
     ) -> None:
         self._residency = residency
         self._directory = residency.directory
         self._planner = planner
+        self._governor = governor
         self._specs = specs
         self._sizes = tuple(sizes)  # block_tokens of each group
         self._records: dict[int, LeaseRecord] = {}
         self._waiters: dict[int, set[int]] = {}  # handle -> leases that wait for its promotion
         self._eras: Counter[int] = Counter()  # namespace -> how often it was dropped
-        self.ended: list[tuple[int, Lease | NoRoom]] = []
+        self.ended: list[tuple[int, Lease | NoRoom | DeviceLost]] = []
 
     def __len__(self) -> int:
         return len(self._records)
 
     # ------------------------------------------------------------ reserve
 
-    def begin(self, ticket: int, match: Match, blocks_total: int, deadline_s: float) -> None:
+    def begin(self, ticket: int, match: Match, blocks_total: int, deadline_s: float, now_s: float) -> None:
         """Take slots for `blocks_total` blocks of group 0 (the same tokens in every group); the answer is in `ended`.
 
         A pending one is ended by `release` under its ticket, too.
@@ -55,9 +62,16 @@ class Reservations:
         tokens_total = blocks_total * self._sizes[0]
         if tokens_total < match.tokens:
             raise UsageError(f"blocks_total={blocks_total} covers {tokens_total} tokens, the match has {match.tokens}")
-        era = self._eras[match.namespace]
-        record = LeaseRecord(ticket, match.owner, match, match.namespace, era, match.tokens, deadline_s)
-        record.hits, record.sources = self._available(match)
+        self.refuse_if_lost()
+        hits, sources = self._available(match)
+        decision = self._governor.choose(hits, sources, deadline_s, now_s)
+        self._count_decision(decision)
+        deadline_s = min(deadline_s, now_s + self._governor.patience_s(decision))
+        era, tokens = self._eras[match.namespace], decision.tokens_chosen
+        record = LeaseRecord(ticket, match.owner, match, match.namespace, era, tokens, decision, deadline_s)
+        keep = [tokens // size for size in self._sizes]
+        record.hits = [row[:count] for row, count in zip(hits, keep, strict=True)]
+        record.sources = [row[:count] for row, count in zip(sources, keep, strict=True)]
         totals = [-(-tokens_total // size) for size in self._sizes]
         resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
         self._directory.hold(resident, 0)
@@ -69,6 +83,7 @@ class Reservations:
             return
         self._records[ticket] = record
         self._assign(record, totals, iter(slots), set(resident))
+        self._governor.measure_again(hits, sources, decision, now_s)
         self._settle_if_complete(record)
 
     def _available(self, match: Match) -> tuple[list[list[int]], list[Sequence[int]]]:
@@ -76,7 +91,7 @@ class Reservations:
         hits: list[list[int]] = []
         sources: list[Sequence[int]] = []
         for handles in match.prefix.handles:
-            tops = [self._directory.top(h) for h in handles]
+            tops = [self._directory.fastest(h) for h in handles]
             known = tops.index(None) if None in tops else len(tops)
             hits.append(list(handles[:known]))
             sources.append([top for top in tops[:known] if top is not None])
@@ -122,6 +137,30 @@ class Reservations:
         self._waiters.setdefault(handle, set()).add(record.lease_id)
 
     # ------------------------------------------------------------ settle
+
+    def give_up_on(self, tier: int) -> None:
+        """Settle with what is there the leases that wait for something from a tier that fails or hangs."""
+        coming = self._planner.promotions.coming_from(tier)
+        waiting = [r for r in self._records.values() if r.phase is Phase.LOADING and not r.waiting.isdisjoint(coming)]
+        for record in waiting:
+            self._residency.counters.add("breaker_cuts")
+            self._stop_waiting(record)
+            self._settle(record)
+
+    def refuse_if_lost(self) -> None:
+        """Raises DeviceLost when there are no slots any more."""
+        level = self._residency.levels[0]
+        if level.lost:
+            raise DeviceLost(f"the device of tier {level.name} is lost: open the cache anew; what lies below is kept")
+
+    def device_lost(self) -> None:
+        """Nobody waits for slots that are gone; what is leased stays so until it is released."""
+        for record in [r for r in self._records.values() if r.phase is Phase.LOADING]:
+            self._forget(record)
+            try:
+                self.refuse_if_lost()
+            except DeviceLost as lost:
+                self.ended.append((record.lease_id, lost))
 
     def resolved(self, handles: Sequence[int]) -> None:
         """Promotions of these blocks ended, well or not."""
@@ -169,11 +208,22 @@ class Reservations:
         self.unpin(record.match)
         names = [level.name for level in self._residency.levels]
         tiers = tokens_by_tier(record.sources, self._sizes, tokens, names)
-        self._residency.counters.add("restored_tokens", tokens)
-        for tier, name in enumerate(names):
-            self._residency.counters.add_tier(tier, "restored_tokens", tiers[name])
+        self._count_restored(tokens, tiers)
         record.lease = Lease(record, tokens, tiers)
         self.ended.append((record.lease_id, record.lease))
+
+    def _count_restored(self, tokens: int, tiers: dict[str, int]) -> None:
+        counters, saved_s = self._residency.counters, self._governor.prefill_s(tokens) or 0.0
+        counters.add("restored_tokens", tokens)
+        counters.add("prefill_saved_ms", int(saved_s * 1000))
+        for tier, count in enumerate(tiers.values()):
+            counters.add_tier(tier, "restored_tokens", count)
+            counters.add_tier(tier, "prefill_saved_ms", int(saved_s * 1000 * count / max(1, tokens)))
+
+    def _count_decision(self, decision: Decision) -> None:
+        counters, declined = self._residency.counters, decision.tokens_found - decision.tokens_chosen
+        counters.add("declined_tokens", declined)
+        counters.add("declined_loads" if not decision.tokens_chosen else "cut_loads", int(declined > 0))
 
     def _tokens_ready(self, record: LeaseRecord) -> int:
         step = lcm(*self._sizes)
@@ -205,6 +255,7 @@ class Reservations:
 
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """Publish the keys of slots that the lease has written. All pairs are checked before the first is published."""
+        self.refuse_if_lost()
         record = self._active(lease)
         self._check_pairs(record, pairs)
         for slot, key in pairs:

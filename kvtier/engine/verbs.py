@@ -128,6 +128,22 @@ class CacheVerbs:
         checked = arguments.slot_pairs(pairs)
         self._engine.call(lambda core, now_s: core.commit(lease, checked))
 
+    def prefilled(self, tokens: int, seconds: float, *, start: int = 0) -> None:
+        """Report how long the engine took to compute `tokens` tokens behind the first `start` ones of a prompt.
+
+        From such reports the governor knows when loading is not worth it (`lease.decision`).
+        """
+        first, count = arguments.integer("start", start), arguments.integer("tokens", tokens, at_least=1)
+        took_s = arguments.seconds("seconds", seconds)
+        self._engine.call(lambda core, now_s: core.prefilled(first, count, took_s))
+
+    def lose_device(self) -> None:
+        """The device has failed for good (a sticky error of its context): forget what lay there, keep what lies below.
+
+        From now on `reserve` and `commit` raise DeviceLost; `flush` and `close` still save host memory.
+        """
+        self._engine.call(lambda core, now_s: core.lose_device())
+
     def release(self, held: Lease | Match, *, after: Any = None) -> None:
         """Give a lease or a match back. Idempotent. `after` as in `commit`."""
         if isinstance(held, Match):
@@ -186,7 +202,7 @@ class CacheVerbs:
         blocks = arguments.integer("blocks_total", blocks_total, at_least=1)
         default_s = self.config.limits.load_deadline_s
         patience_s = default_s if load_deadline_s is None else arguments.seconds("load_deadline_s", load_deadline_s)
-        return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s)
+        return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s, now_s)
 
     def _dropping(self, namespace: bytes | None) -> Callable[[Core, float], int]:
         if namespace is not None:

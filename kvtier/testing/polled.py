@@ -74,7 +74,8 @@ class PolledEngine:
         return self.core.match(keys, "test", tokens_max, self.clock.now() + ttl_s)
 
     def submit_reserve(self, match: Match, blocks_total: int, deadline_s: float = 1.0) -> int:
-        ticket = self.core.submit_reserve(match, blocks_total, self.clock.now() + deadline_s)
+        now_s = self.clock.now()
+        ticket = self.core.submit_reserve(match, blocks_total, now_s + deadline_s, now_s)
         self._collect()
         return ticket
 

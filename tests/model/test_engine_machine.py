@@ -205,7 +205,7 @@ def numbers(stats):
     """Counters as one flat mapping."""
     flat = {name: value for name, value in stats.items() if isinstance(value, int)}
     for tier, values in stats["tiers"].items():
-        flat |= {f"{tier}.{name}": value for name, value in values.items()}
+        flat |= {f"{tier}.{name}": value for name, value in values.items() if isinstance(value, int)}
     return flat
 
 
