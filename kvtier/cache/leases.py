@@ -81,7 +81,7 @@ class Decision:
     to bring them. prefill_s: estimated time to compute all that was found. None: not known (yet).
     why: ``resident`` (all of it is in the top tier), ``faster`` (all of it, for it loads faster than it is computed),
     ``deadline`` (as much as arrives in time), ``slower`` (the rest, or all, is computed faster), ``unmeasured`` (all of
-    it, as one of the speeds is not known).
+    it, as one of the speeds is not known), ``off`` (all of it: the configuration has no governor).
     """
 
     tokens_found: int

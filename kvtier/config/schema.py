@@ -145,11 +145,13 @@ class LimitsConfig(Section):
     """How long a request waits for a load, and how many bytes may be on their way at once.
 
     prefill_tokens_per_s: how fast the engine computes a prompt, until it reports that itself; None: not known.
+    governor: do not load what is computed faster.
     """
 
     load_deadline_s: Seconds = Field(default=0.5, validation_alias="load_deadline", examples=["500ms"])
     queue_bytes: Bytes = Field(default=256 << 20, validation_alias="queue", examples=["256MiB"])
     prefill_tokens_per_s: MaybeCount = Field(default=None, examples=["2500"])
+    governor: Flag = Field(default=True, examples=["true"])
 
 
 @dataclass(frozen=True)

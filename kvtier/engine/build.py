@@ -62,6 +62,7 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             queue_bytes=config.limits.queue_bytes,
             prefetch_budget=config.prefetch.budget,
             lookahead_requests=config.prefetch.lookahead_requests,
+            governed=config.limits.governor,
             prefill_tokens_per_s=config.limits.prefill_tokens_per_s,
             epoch_ms=time.time_ns() // 10**6 - int(clock.now() * 1000),
         )

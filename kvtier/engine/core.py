@@ -49,11 +49,13 @@ class Core:
         queue_bytes: int = 256 << 20,
         prefetch_budget: float = 0.25,
         lookahead_requests: int = 8,
+        governed: bool = True,
         prefill_tokens_per_s: float | None = None,
         epoch_ms: int = 0,
     ) -> None:
-        """prefill_tokens_per_s: how fast the engine computes, until it reports that (`prefilled`); None: unknown.
+        """governed: load nothing that is computed faster.
 
+        prefill_tokens_per_s: how fast the engine computes, until it reports that (`prefilled`); None: unknown.
         epoch_ms: what the wall clock shows, in ms since 1970, when the clock whose seconds are passed in is at 0.
         """
         self.model = model
@@ -70,7 +72,7 @@ class Core:
         self._prefill = PrefillSpeed(prefill_tokens_per_s)
         specs, promotions = block_specs(model), self.planner.promotions
         rates = self.planner.flight.rates
-        governor = Governor(self.residency, promotions, rates, self._prefill, specs, self._sizes)
+        governor = Governor(self.residency, promotions, rates, self._prefill, specs, self._sizes, governed)
         self._leases = Reservations(self.residency, self.planner, governor, specs, self._sizes)
         self._matches: dict[int, Match] = {}
         self._answers: list[tuple[int, Answer]] = []

@@ -53,11 +53,14 @@ class Governor:
         prefill: PrefillSpeed,
         specs: Sequence[BlockSpec],
         sizes: Sequence[int],
+        governed: bool,
     ) -> None:
+        """governed: False leaves everything to the deadline."""
         self._directory = residency.directory
         self._promotions = promotions
         self._rates = rates
         self._prefill = prefill
+        self._governed = governed
         self._sizes = tuple(sizes)
         self._step = lcm(*sizes)
         self._step_bytes = sum(spec.block_bytes * (self._step // size) for spec, size in zip(specs, sizes, strict=True))
@@ -69,8 +72,8 @@ class Governor:
         found = min(len(row) * size for row, size in zip(hits, self._sizes, strict=True)) // self._step * self._step
         if not any(map(any, sources)):
             return Decision(found, found, 0.0, self.prefill_s(found), "resident")
-        if not self._prefill.known:
-            return Decision(found, found, None, None, "unmeasured")
+        if not self._governed or not self._prefill.known:
+            return Decision(found, found, None, self.prefill_s(found), "unmeasured" if self._governed else "off")
         return self._best(list(self._runs(hits, sources, found // self._step)), found, deadline_s - now_s, now_s)
 
     def measure_again(
@@ -91,7 +94,8 @@ class Governor:
 
     def patience_s(self, decision: Decision) -> float:
         """How long waiting for the chosen part can be worth it: no longer than computing it."""
-        return self._prefill.seconds(decision.tokens_chosen) if self._prefill.known else inf
+        governed = self._governed and self._prefill.known
+        return self._prefill.seconds(decision.tokens_chosen) if governed else inf
 
     def prefill_s(self, tokens: int) -> float | None:
         """How long computing so many tokens takes; None if nobody knows."""

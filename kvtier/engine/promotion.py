@@ -79,7 +79,7 @@ class Promotions:
         return True
 
     def sample(self, handle: int, source: int) -> bool:
-        """Bring one block into the lowest memory tier for nobody, to see how the source is doing. False if it cannot."""
+        """Bring one block into the lowest memory tier for nobody, to see how the source does. False if it cannot."""
         target = sum(not level.persistent for level in self._residency.levels) - 1
         there = any(self._directory.state(handle, tier) is not State.GONE for tier in range(target + 1))
         return not there and self.bring(handle, source, target)

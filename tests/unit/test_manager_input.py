@@ -162,7 +162,7 @@ def test_prompts_that_are_none_are_refused(tokens, text):
 
 
 @pytest.mark.parametrize(
-    "tokens", [[2**32 - 1], (1, 2), range(5), np.arange(5), np.arange(5, dtype=np.uint16), iter([1, 2])], ids=str
+    "tokens", [[2**32 - 1], (1, 2), range(5), np.arange(5), np.arange(5, dtype=np.uint16), iter([1, 2])], ids=type
 )
 def test_all_that_holds_token_ids_is_a_prompt(tokens):
     """A tokenizer's array has to be turned into a list first."""

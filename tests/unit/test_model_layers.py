@@ -195,7 +195,7 @@ class Config:
         ("half \ud800", "is no path"),
         ("", "Is a directory|cannot be read"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:30] if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_description_is_refused_in_one_line(description, told):
     """An object, a list or the text of a file gives a traceback, or is printed whole."""

@@ -97,3 +97,17 @@ def test_an_asyncio_cache_is_refused(model: Any, tmp_path: Path) -> None:
     """Nothing is ever kept, and a coroutine is never awaited."""
     with pytest.raises(UsageError, match="open_sync"):
         PrefixSession(kvtier.open(config_of(model, tmp_path)), model, prompt_of(8))
+
+
+def test_the_cache_hears_how_long_a_prompt_took(tmp_path: Path) -> None:
+    """Nobody knows what computing costs, and a slow disk is waited for (sglang#26305)."""
+    model = tiny_llama()
+    with open_cache(model, tmp_path) as cache:
+        reports: list[tuple[int, int, float]] = []
+        cache.prefilled = lambda tokens, seconds, *, start: reports.append((start, tokens, seconds))  # type: ignore[method-assign]
+        for prompt, expected in ((prompt_of(200), [(0, 200)]), (prompt_of(230), [])):
+            reports.clear()
+            with PrefixSession(cache, model, prompt) as session:
+                model.generate(prompt, max_new_tokens=4, do_sample=False, **session.generate_kwargs)
+            assert [report[:2] for report in reports] == expected, "short calls tell nothing of a token's cost"
+            assert all(0 < seconds < 60 for _, _, seconds in reports)

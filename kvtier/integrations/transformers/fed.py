@@ -2,9 +2,11 @@
 
 Owns: the ids that the model was given behind the prompt. Always: a prompt column is only fed the session's own token;
 anything else raises UsageError before the model runs, for it would give a wrong answer now and store one for later.
-Units: columns of the padded batch.
+On a CPU it also sees how long the prompt took. (A GPU's kernels run on after the call that started them.)
+Units: columns of the padded batch, seconds.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,9 @@ from kvtier.integrations.transformers.past import SessionCache
 from kvtier.integrations.transformers.prompt import Prompts
 
 
+TIMED_MIN = 64  # columns: with fewer, what every call costs hides what a token does
+
+
 class FedTokens:
     """What one cache is fed, from `watch` to the call of what it returned."""
 
@@ -23,17 +28,36 @@ class FedTokens:
         self._added: list[list[int]] = [[] for _ in prompts.rows]  # behind the prompt, per row
         self._seen = False
 
-    def watch(self, model: Any, past_of: Callable[[], SessionCache]) -> Callable[[], None]:
-        """Look at every forward with this cache. Returns what ends it."""
+    def watch(
+        self, model: Any, past_of: Callable[[], SessionCache], computed: Callable[[int, int, float], None]
+    ) -> Callable[[], None]:
+        """Look at every forward with this cache. Returns what ends it.
+
+        computed: told (start, columns, seconds per row) of each call that computes a good part of the prompt.
+        """
+        timed: list[tuple[int, int, float]] = []
 
         def before(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
             past = past_of()
+            timed.clear()
             if given.get("cache") is past or given.get("past_key_values") is past:
-                ids = given.get("input_ids", args[0] if args else None)
-                self._feed(ids, past.get_seq_length())
+                ids, start = given.get("input_ids", args[0] if args else None), past.get_seq_length()
+                self._feed(ids, start)
+                if ids is not None and ids.shape[1] >= TIMED_MIN and ids.device.type == "cpu":
+                    timed.append((start, ids.shape[1], time.perf_counter()))
 
-        remove: Callable[[], None] = model.register_forward_pre_hook(before, with_kwargs=True).remove
-        return remove
+        def after(*_: Any) -> None:
+            for start, columns, began_s in timed:
+                computed(start, columns, (time.perf_counter() - began_s) / len(self._prompts.rows))
+            timed.clear()
+
+        handles = (model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after))
+
+        def unwatch() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return unwatch
 
     def check_output(self, output_ids: torch.Tensor, columns_held: int) -> None:
         """Raises UsageError unless the cache holds what this output says."""

@@ -98,7 +98,7 @@ class PrefixSession:
             if self._share_prefix and len(self._prompts.rows) > 1:
                 self._compute_shared()
             self._restore()
-        self._unwatch = self._fed.watch(self._model, lambda: self.past)
+        self._unwatch = self._fed.watch(self._model, lambda: self.past, self._computed)
         return self
 
     def commit(self, output_ids: torch.Tensor | None = None) -> int:
@@ -142,6 +142,11 @@ class PrefixSession:
         finally:
             self._open = False
             self._unwatch()
+
+    def _computed(self, start: int, tokens: int, seconds: float) -> None:
+        """From this the cache knows which loads are worth it."""
+        with self._costing_time_only("report"):
+            self._cache.prefilled(tokens, seconds, start=start)
 
     # ------------------------------------------------------------ restore
 
