@@ -215,6 +215,40 @@ class Directory:
                 self._note_doubled(handle)
         return following
 
+    def publish_held(self, handles: Sequence[int], tier: int, places: Sequence[int]) -> None:
+        """Copies that are GONE from a memory tier become READY at these places, each held once: by who wrote it."""
+        published = after(State.GONE, Move.PUBLISH)
+        states, at, holds = self._state[tier], self._place[tier], self._holds[tier]
+        for handle, place in zip(handles, places, strict=True):
+            at[handle] = place
+            if self._top[handle] != NO_TIER or handle in holds:
+                self.move(handle, tier, Move.PUBLISH)
+                self.hold((handle,), tier)
+                continue
+            if states[handle] != GONE:
+                after(STATES[states[handle]], Move.PUBLISH)
+            states[handle] = published
+            self._top[handle] = self._bottom[handle] = tier
+            self.ready[tier] += 1
+            holds[handle] = 1
+
+    def take_out(self, handles: Sequence[int], tier: int) -> None:
+        """READY copies of a memory tier that nobody holds are reclaimed and gone: nothing uses their bytes."""
+        after(after(State.READY, Move.RECLAIM), Move.ACKNOWLEDGED)
+        states, lowest = self._state[tier], tier == self.tiers - 1
+        for handle in handles:
+            if states[handle] != READY or handle in self._holds[tier]:
+                raise InvariantError(f"copy of handle {handle} in tier {tier} is not idle")
+            if self._top[handle] == self._bottom[handle]:  # the only one
+                states[handle] = GONE
+                self._top[handle], self._bottom[handle] = NO_TIER, 0
+                self.ready[tier] -= 1
+                self.idle[tier] -= 1
+                self.idle_clean[tier] -= lowest
+            else:
+                self.move(handle, tier, Move.RECLAIM)
+                self.move(handle, tier, Move.ACKNOWLEDGED)
+
     def put_at(self, handle: int, tier: int, place: int, generation: int = 0) -> None:
         """Note where the copy lies."""
         self._place[tier][handle] = place

@@ -9,9 +9,10 @@ long as it has a copy or a policy remembers it as a ghost.
 Units: tier indexes, handles, slots.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kvtier.blocks.namespace import NamespaceTable
@@ -80,6 +81,18 @@ class Residency:
         self.directory.move(handle, tier, Move.PUBLISH)
         self._enter(handle, tier)
 
+    def publish_held(self, handles: Sequence[int], slots: Sequence[int]) -> None:
+        """What a lease has written into slots of the top tier gets its names, and stays held by the lease."""
+        level, length_bytes = self.levels[0], self.directory.length_bytes
+        for handle, slot in zip(handles, slots, strict=True):
+            level.slots.occupy(slot, handle)
+        self.directory.publish_held(handles, 0, slots)
+        ways = ((self.directory.was_reused(handle), page_aligned(length_bytes(handle))) for handle in handles)
+        for (reused, size_class), alike in groupby(zip(ways, handles, strict=True), key=itemgetter(0)):
+            access = Access.MOVED if reused else Access.FILL
+            level.policy.touch([handle for _, handle in alike], access, size_class)
+        self.retire_ghosts(level.policy)
+
     def _enter(self, handle: int, tier: int) -> None:
         policy = self.levels[tier].policy
         access = Access.MOVED if self.directory.was_reused(handle) else Access.FILL
@@ -114,8 +127,7 @@ class Residency:
             victims = self._victims(tier, short, drop_dirty, incoming)
             if victims is None:
                 return None
-            for handle in victims:
-                self.reclaim(handle, tier, incoming)
+            self.reclaim(victims, tier, incoming)
         return pool.take(count)
 
     def takeable(self, tier: int, *, drop_dirty: bool) -> int:
@@ -140,16 +152,23 @@ class Residency:
 
     # ------------------------------------------------------------ going
 
-    def reclaim(self, handle: int, tier: int, incoming: int | None = None) -> None:
-        """Reuse the slot of an idle READY copy of a memory tier, for `incoming` if that is known."""
-        clean = self.directory.is_clean(handle, tier)
-        lowest = tier == len(self.levels) - 1
-        reason = Reason.EVICTED if lowest else Reason.RECLAIMED if clean else Reason.DROPPED_DIRTY
-        self.counters.add_tier(tier, reason.value)
-        self.levels[tier].policy.evict([handle], incoming)
-        self.retire_ghosts(self.levels[tier].policy)
-        self.directory.move(handle, tier, Move.RECLAIM)
-        self._finish(handle, tier, reason, quarantined=False)
+    def reclaim(self, handles: Sequence[int], tier: int, incoming: int | None = None) -> None:
+        """Reuse the slots of idle READY copies of a memory tier, for `incoming` (first) if that is known."""
+        level, lowest = self.levels[tier], tier == len(self.levels) - 1
+        is_clean, place = self.directory.is_clean, self.directory.place
+        ends = [
+            (h, Reason.EVICTED if lowest else Reason.RECLAIMED if is_clean(h, tier) else Reason.DROPPED_DIRTY)
+            for h in handles
+        ]
+        for reason, count in Counter(reason for _, reason in ends).items():
+            self.counters.add_tier(tier, reason.value, count)
+        level.policy.evict(handles, incoming)
+        self.retire_ghosts(level.policy)
+        self.directory.take_out(handles, tier)
+        level.slots.give([place(handle, tier) for handle in handles])
+        for handle, reason in ends:
+            if not self._inherited(handle, tier):
+                self._retire(handle, tier, reason)
 
     def evict(self, handle: int, tier: int, incoming: int | None = None) -> Leaving:
         """Choose an idle READY copy of a persistent tier to be erased: nobody finds it there from now on."""
@@ -251,7 +270,7 @@ class Residency:
             return
         if self.directory.is_named(handle):
             self.journal.note(Forgotten(self.directory.key(handle), self.levels[tier].name, reason))
-        self.retire_unless_known(handle)
+        self._retire_unless_remembered(handle)
 
     def retire_ghosts(self, policy: Policy) -> None:
         """A policy has given up some of what it remembered."""
@@ -260,8 +279,14 @@ class Residency:
 
     def retire_unless_known(self, handle: int) -> None:
         """Give up the handle of a block without copies that no policy remembers."""
-        if not self.directory.has_copy(handle) and not any(level.policy.remembers(handle) for level in self.levels):
-            self.directory.retire(handle)
+        if not self.directory.has_copy(handle):
+            self._retire_unless_remembered(handle)
+
+    def _retire_unless_remembered(self, handle: int) -> None:
+        for level in self.levels:  # a loop: `any` of a generator takes three times as long
+            if level.policy.remembers(handle):
+                return
+        self.directory.retire(handle)
 
     # ------------------------------------------------------------ asked
 

@@ -146,8 +146,9 @@ class Demotions:
         level = self._residency.levels[tier]
         staying = NotEvictable(self._directory, tier, ())
         short = len(handles) - level.slots.slots_free
-        for victim in up_to(level.policy, short, staying, incoming=handles[0]) if short > 0 else []:
-            self._residency.reclaim(victim, tier, handles[0])
+        if short > 0:
+            victims = up_to(level.policy, short, staying, incoming=handles[0])
+            self._residency.reclaim(victims, tier, handles[0])
 
     def _to_disk(self, lane: tuple[int, int], handles: list[int], now_s: float) -> TransferBatch | None:
         """Write what fits, and evict in the same transaction so that the next batch fits too."""

@@ -24,7 +24,7 @@ from kvtier.engine.planner import Planner
 from kvtier.errors import DeviceLost, UsageError
 from kvtier.events import Reason
 from kvtier.policies.base import Access
-from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, BlockKey, StoreKey, block_key_of, group_of, store_key
+from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, BlockKey, block_key_of, group_of, store_key
 
 
 class Reservations:
@@ -258,8 +258,7 @@ class Reservations:
         self.refuse_if_lost()
         record = self._active(lease)
         self._check_pairs(record, pairs)
-        for slot, key in pairs:
-            self._publish(record, slot, store_key(record.namespace, key), self._specs[group_of(key)].block_bytes)
+        self._publish(record, [(slot, key) for slot, key in pairs if slot in record.writable])  # else known before
 
     def dropped(self, namespace: int) -> None:
         """What leases of now compute was begun before the drop, with old weights, say: none of it is published."""
@@ -290,19 +289,20 @@ class Reservations:
             if known != key:
                 raise UsageError(f"slot {slot} is published under another key already")
 
-    def _publish(self, record: LeaseRecord, slot: int, key: StoreKey, length_bytes: int) -> None:
-        if slot not in record.writable:
-            return  # a hit, or committed before
-        record.writable.discard(slot)
-        counters = self._residency.counters
-        counters.add("committed_blocks")
-        handle = self._directory.admit(key, length_bytes)
-        if self._directory.state(handle, 0) is State.GONE:
-            self._residency.publish(handle, 0, slot)
-            self._directory.hold([handle], 0)
-        else:
-            counters.add("duplicate_blocks")
-            self._residency.levels[0].slots.occupy(slot, handle)  # private to this lease
+    def _publish(self, record: LeaseRecord, pairs: Sequence[tuple[int, BlockKey]]) -> None:
+        counters, pool = self._residency.counters, self._residency.levels[0].slots
+        sizes = [spec.block_bytes for spec in self._specs]
+        new: dict[int, int] = {}  # handle -> slot
+        for slot, key in pairs:
+            record.writable.discard(slot)
+            handle = self._directory.admit(store_key(record.namespace, key), sizes[group_of(key)])
+            if handle in new or self._directory.state(handle, 0) is not State.GONE:
+                counters.add("duplicate_blocks")
+                pool.occupy(slot, handle)  # private to this lease
+            else:
+                new[handle] = slot
+        counters.add("committed_blocks", len(pairs))
+        self._residency.publish_held([*new], [*new.values()])
 
     def release(self, lease_id: int) -> None:
         """Give a lease back, or give up a reservation that still loads (its match stays valid). Idempotent."""

@@ -173,7 +173,7 @@ class Resizes:
             for slot in _slots_of(self._geometry(tier), granule):
                 handle = None if pool.is_free(slot) or pool.is_withdrawn(slot) else pool.occupant(slot)
                 if handle is not None and self._may_go(handle, tier):
-                    self._residency.reclaim(handle, tier)
+                    self._residency.reclaim([handle], tier)
                 if pool.is_free(slot):
                     pool.withdraw([slot])
 

@@ -150,3 +150,22 @@ def test_without_a_disk_two_memory_tiers_come_to_rest():
     engine.run()  # fails when it does not end
     assert isinstance(serve(engine, prompt(9, 4)), Lease)
     engine.check()
+
+
+def test_a_flush_is_not_told_that_lost_blocks_are_saved():
+    """A flush answers that all is well, as the handles of what it lost name blocks that were dropped on purpose."""
+    engine = make_engine(gpu=4, host=None, disk=DictTier())
+    serve(engine, prompt(0, 4))
+    flush = engine.core.submit_flush()
+    engine.core.set_weights_epoch("v2")
+    serve_now(engine, prompt(1, 4, engine.core.model))  # takes the four slots, and with them the handles
+    engine.core.submit_drop()
+    engine.run()
+    assert engine.answers[flush].failed == 4
+    engine.check()
+
+
+def serve_now(engine, keys):
+    lease = engine.reserve_now(engine.match(keys), 4)
+    fill(engine, lease, keys)
+    engine.release(lease)
