@@ -16,7 +16,6 @@ from kvtier.errors import UsageError
 from kvtier.integrations.transformers.past import SessionCache
 from kvtier.integrations.transformers.prompt import Prompts
 
-
 TIMED_MIN = 64  # columns: with fewer, what every call costs hides what a token does
 
 
