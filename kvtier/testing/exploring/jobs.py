@@ -1,0 +1,109 @@
+"""`ForeignJobs`: a foreign top tier, which takes jobs and does them well, badly, twice or never.
+
+Owns the jobs under way. Always: until a job is answered its slots show what was there or what it wrote; only what it
+reports DONE becomes visible.
+
+Units: slots, blocks.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+from kvtier.blocks.hashing import Keys
+from kvtier.cache.leases import Match
+from kvtier.engine.polled import Job, Load, Store
+from kvtier.testing.exploring.engine import ExploredEngine
+from kvtier.testing.exploring.requests import Pending, Requests
+from kvtier.testing.exploring.truth import Truth
+from kvtier.types import DONE, BatchDone, BlockKey, Outcome, Status
+
+FAILED = Outcome(Status.FAILED, detail="injected")
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A job, what its slots must show, and the namespace it was asked for in."""
+
+    job: Job
+    pending: Pending
+    shown: dict[int, bytes]
+
+
+class ForeignJobs:
+    """All jobs of one engine. `running` by job, `pending` by ticket."""
+
+    def __init__(self, engine: ExploredEngine, truth: Truth, requests: Requests) -> None:
+        self._engine = engine
+        self._truth = truth
+        self._requests = requests
+        self.running: dict[int, Running] = {}
+        self.kinds: dict[int, str] = {}  # of tickets without an answer
+        self.last: BatchDone | None = None
+
+    def store(self, keys: Keys, owner: str) -> int:
+        """Offer blocks."""
+        ticket = self._engine.surface.submit(Store(keys, owner), self._engine.clock.now())
+        self._requests.expect(ticket, keys, len(keys.groups[0]))
+        self.kinds[ticket] = "store"
+        return ticket
+
+    def load(self, match: Match, deadline_s: float) -> int:
+        """Ask for a match's blocks."""
+        ticket = self._engine.surface.submit(Load(match, deadline_s), self._engine.clock.now())
+        self._requests.expect(ticket, match.keys, max(1, match.tokens // match.keys.block_tokens[0]))
+        self.kinds[ticket] = "load"
+        return ticket
+
+    def started(self, ticket: int, job: Job, *, late: bool) -> str:
+        """A ticket is answered by a job."""
+        pending = self._requests.pending.pop(ticket)
+        assert self.kinds.pop(ticket) == job.kind
+        assert len({*job.slots}) == len(job.keys) == len({*job.keys}), "a job has a slot of its own for each block"
+        shown: dict[int, bytes] = {}
+        for slot, key in zip(job.slots, job.keys, strict=True):
+            named = (pending.fingerprint, key)
+            if job.kind == "store":
+                shown[slot] = self._requests.mark(slot, job.job_id)
+                continue
+            version = pending.alive.get(named) if late else self._truth.alive.get(named)
+            assert version is not None, "a job loads what nobody has computed, or what was dropped"
+            shown[slot] = self._requests.content(named, version)
+        self.running[job.job_id] = Running(job, pending, shown)
+        self.compare()
+        return f"ticket {ticket}: job to {job.kind} {len(job.keys)} blocks"
+
+    def compare(self) -> None:
+        """Every slot of every job shows what it must."""
+        slot_of = self._engine.top.slot
+        for running in self.running.values():
+            for slot, content in running.shown.items():
+                assert slot_of(slot)[: len(content)] == content, f"{running.job!r}: wrong bytes in slot {slot}"
+
+    def end(self, job_id: int, rng: Random, failing: float) -> str:
+        """A job ends; each block fails with these odds."""
+        running = self.running.pop(job_id)
+        job, pending = running.job, running.pending
+        stored: list[tuple[bytes, BlockKey]] = []
+        outcomes = []
+        for slot, key in zip(job.slots, job.keys, strict=True):
+            if rng.random() < failing:
+                outcomes.append(FAILED)
+                continue
+            outcomes.append(DONE)
+            if job.kind == "store":
+                named = (pending.fingerprint, key)
+                version = self._truth.alive.get(named, self._truth.versions[named[0]])
+                self._requests.write(slot, self._requests.content(named, version))
+                stored.append(named)
+        current = (self._engine.fingerprint, self._truth.versions[self._engine.fingerprint])
+        if (pending.fingerprint, pending.version) == current:
+            for named in stored:
+                self._truth.commit(named)
+        self.last = BatchDone(job_id, tuple(outcomes))
+        self._engine.surface.apply(self.last)
+        return f"job {job_id} ({job.kind}): {len(outcomes) - outcomes.count(FAILED)} of {len(outcomes)} done"
+
+    def repeat(self) -> None:
+        """The latest answer arrives once more."""
+        if self.last is not None:
+            self._engine.surface.apply(self.last)

@@ -1,0 +1,270 @@
+"""`Requests`: what the callers of the cache hold, from lookup to release, and what they must find there.
+
+Owns the matches, pending reservations and leases that callers have, and which bytes every slot of a lease must show
+until it is given back. Always: a prefix that is served has the bytes of its keys, of the version that was valid when
+it was asked for; slots to be written belong to nobody else.
+
+Units: tokens, blocks, slots, seconds of simulated time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvtier.blocks.hashing import Keys
+from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.cache.transitions import State
+from kvtier.engine.polled import Job, Reserve
+from kvtier.errors import UsageError
+from kvtier.testing.exploring.engine import ExploredEngine
+from kvtier.testing.exploring.truth import Named, Truth
+from kvtier.types import BlockKey, StoreKey, group_of, store_key
+
+STALE_MAX = 6
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A reservation without an answer yet."""
+
+    keys: Keys
+    slots: int  # at most, over all groups
+    fingerprint: bytes
+    version: int  # of its namespace
+    alive: dict[Named, int]  # what might be served to it
+    from_disk: set[BlockKey] = field(default_factory=set)  # blocks whose fastest copy lay there
+    joined: set[BlockKey] = field(default_factory=set)  # blocks that somebody else was bringing up already
+    waited: bool = False
+    cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A lease, and what its slots must show."""
+
+    lease: Lease
+    keys: Keys
+    fingerprint: bytes
+    version: int
+    shown: dict[int, bytes]  # by slot
+    owed: list[tuple[int, BlockKey]]  # slots to compute and commit
+
+
+class Requests:
+    """All requests against one engine."""
+
+    def __init__(self, engine: ExploredEngine, truth: Truth) -> None:
+        self._engine = engine
+        self._core = engine.core
+        self._truth = truth
+        self.matches: list[Match] = []
+        self.pending: dict[int, Pending] = {}
+        self.leases: dict[int, Held] = {}
+        self.stale: list[Lease] = []  # given back
+        self._lengths = [segments.block_bytes for segments in engine.specs]
+
+    # ------------------------------------------------------------ lookups
+
+    def match(self, keys: Keys, owner: str, tokens_max: int | None, ttl_s: float) -> Match:
+        """Pin a prefix; it must be just as long as a look at every block says."""
+        expected = self._longest(keys, tokens_max)
+        match = self._core.match(keys, owner, tokens_max, self._engine.clock.now() + ttl_s)
+        assert match.tokens == expected, f"match found {match.tokens} tokens, {expected} are there"
+        self._expect_alive(keys, match.tokens)
+        return match
+
+    def peek(self, keys: Keys, tokens_max: int | None) -> int:
+        found = self._core.peek(keys, tokens_max)
+        expected = self._longest(keys, tokens_max)
+        assert found.tokens == expected == sum(found.tiers.values()), f"peek found {found}, {expected} are there"
+        self._expect_alive(keys, found.tokens)
+        return found.tokens
+
+    def _longest(self, keys: Keys, tokens_max: int | None) -> int:
+        """Block by block: the longest prefix of whole blocks in every group that has a READY copy."""
+        limit = keys.tokens if tokens_max is None else min(keys.tokens, tokens_max)
+        lengths = range(0, limit + 1, max(keys.block_tokens))
+        rows = list(zip(keys.groups, keys.block_tokens, strict=True))
+        there = [all(self.is_there(key) for row, size in rows for key in row[: n // size]) for n in lengths]
+        return lengths[there.index(False) - 1 if False in there else len(there) - 1]
+
+    def is_there(self, key: BlockKey) -> bool:
+        """Whether a READY copy lies in some tier."""
+        directory = self._engine.directory
+        handle = directory.find(store_key(self._engine.namespace, key))
+        return handle is not None and any(directory.is_ready(handle, t) for t in range(directory.tiers))
+
+    def _expect_alive(self, keys: Keys, tokens: int) -> None:
+        for row, size in zip(keys.groups, keys.block_tokens, strict=True):
+            for key in row[: tokens // size]:
+                assert (self._engine.fingerprint, key) in self._truth.alive, "a block is found that was dropped"
+
+    # ------------------------------------------------------------ reservations
+
+    def reserve(self, match: Match, blocks: int, deadline_s: float) -> int:
+        """Ask for slots. What might be served is what may be served now."""
+        ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s), self._engine.clock.now())
+        self.expect(ticket, match.keys, blocks)
+        return ticket
+
+    def expect(self, ticket: int, keys: Keys, blocks: int) -> None:
+        """An answer under this ticket will give slots for these keys."""
+        fingerprint = self._engine.fingerprint
+        named = ((fingerprint, key) for row in keys.groups for key in row)
+        alive = {name: self._truth.alive[name] for name in named if name in self._truth.alive}
+        slots = sum(-(-blocks * keys.block_tokens[0] // size) for size in keys.block_tokens)
+        self.pending[ticket] = Pending(keys, slots, fingerprint, self._truth.versions[fingerprint], alive)
+
+    def answered(self, ticket: int, answer: Lease | NoRoom, *, late: bool) -> str:
+        """A reservation has its answer. `late`: it may have been there for a while."""
+        pending = self.pending.pop(ticket)
+        if isinstance(answer, NoRoom):
+            return f"ticket {ticket}: no room, {answer.slots_needed} needed, {answer.slots_available} available"
+        if pending.cancelled:
+            self._keep_stale(answer)
+            return f"ticket {ticket}: nobody waits for its answer"
+        self.leases[ticket] = self.shown_by(answer, pending, late=late)
+        return f"ticket {ticket}: {answer.tokens_ready} tokens ready"
+
+    def shown_by(self, lease: Lease, pending: Pending, *, late: bool) -> Held:
+        """Check what is served, and mark the slots to be written as this lease's own."""
+        shown, owed = {}, []
+        keys = pending.keys
+        for group, (row, size) in enumerate(zip(keys.groups, keys.block_tokens, strict=True)):
+            slots, ready = lease.slots(group), lease.tokens_ready // size
+            for slot, key in zip(slots[:ready], row, strict=False):
+                shown[slot] = self._served((pending.fingerprint, key), pending, late)
+            for slot in slots[ready:]:
+                assert slot not in shown, f"slot {slot} is to be read and to be written"
+                shown[slot] = self.mark(slot, lease.lease_id)
+            owed += list(zip(slots[ready:], row[ready:], strict=False))
+        held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed)
+        self.compare(held)
+        return held
+
+    def _served(self, named: Named, pending: Pending, late: bool) -> bytes:
+        version = pending.alive.get(named) if late else self._truth.alive.get(named)
+        assert version is not None, "a block is served that nobody has computed, or that was dropped"
+        return self.content(named, version)
+
+    def content(self, named: Named, version: int) -> bytes:
+        return self._truth.content(named, version, self._lengths[group_of(named[1])])
+
+    def mark(self, slot: int, lease_id: int) -> bytes:
+        """Write into a slot of a lease's own what nobody else would."""
+        mine = self._truth.content((b"lease", BlockKey(lease_id.to_bytes(8, "big"))), slot, min(self._lengths))
+        self.write(slot, mine)
+        return mine
+
+    def write(self, slot: int, content: bytes) -> None:
+        self._engine.top.slot(slot)[: len(content)] = content
+
+    # ------------------------------------------------------------ leases
+
+    def compare(self, held: Held) -> None:
+        """Every slot of a lease shows what it must, from the answer to the release."""
+        slot_of = self._engine.top.slot
+        for slot, content in held.shown.items():
+            assert slot_of(slot)[: len(content)] == content, f"lease {held.lease.lease_id}: wrong bytes in slot {slot}"
+
+    def commit(self, ticket: int, count: int) -> str:
+        """Compute and publish up to `count` blocks, and once more one that is there already."""
+        held = self.leases[ticket]
+        pairs, held.owed = held.owed[:count], held.owed[count:]
+        counted = self._core.counters.engine()["stale_commits"]
+        stale = (held.fingerprint, held.version) != (self._engine.fingerprint, self._truth.versions[held.fingerprint])
+        for slot, key in pairs:
+            named = (held.fingerprint, key)
+            version = self._truth.alive.get(named, self._truth.versions[named[0]])
+            held.shown[slot] = self.content(named, held.version if stale else version)
+            self.write(slot, held.shown[slot])
+        self._core.commit(held.lease, pairs)
+        counted = self._core.counters.engine()["stale_commits"] - counted
+        assert counted == len(pairs) * stale, f"{counted} of {len(pairs)} commits are stale, should be: {stale}"
+        for _, key in pairs if not stale else ():
+            self._truth.commit((held.fingerprint, key))
+            assert self._is_known(key), "a block that was committed is not known"
+        return f"{len(pairs)} blocks" + " that are stale" * stale
+
+    def _is_known(self, key: BlockKey) -> bool:
+        directory = self._engine.directory
+        handle = directory.find(store_key(self._engine.namespace, key))
+        return handle is not None and directory.state(handle, 0) is not State.GONE
+
+    def release(self, ticket: int) -> None:
+        held = self.leases.pop(ticket)
+        self.compare(held)
+        self._core.release_lease(held.lease)
+        self._keep_stale(held.lease)
+
+    def _keep_stale(self, lease: Lease) -> None:
+        self.stale = [*self.stale[1 - STALE_MAX :], lease]
+
+    def misuse(self, lease: Lease) -> None:
+        """Give back a lease once more, and commit under it: the first is harmless, the second refused."""
+        self._core.release_lease(lease)
+        keys = next(iter(self.leases.values())).keys if self.leases else None
+        pairs = [(lease.slots(0)[0], keys.groups[0][0])] if keys and keys.groups[0] else []
+        try:
+            self._core.commit(lease, pairs)
+        except UsageError:
+            return
+        raise AssertionError("a lease that was given back is good for a commit")
+
+    # ------------------------------------------------------------ cancellation
+
+    def cancel(self, ticket: int) -> str:
+        """Nobody wants the answer any more. Returns the point at which that was."""
+        point = self.point_of(ticket)
+        self.pending[ticket].cancelled = True
+        self._core.give_up(ticket)
+        return point
+
+    def point_of(self, ticket: int) -> str:
+        """How far a reservation has come, in the words of the coverage."""
+        pending = self.pending[ticket]
+        filling = [key for key in self.keys_of(pending) if self._state_of(key) is State.FILLING]
+        if not filling:
+            return "reserve: answered, not collected" if pending.waited else "reserve: no wait"
+        if any(key in pending.joined for key in filling):
+            return "reserve: joined another's promotion"
+        targets = {t.key: flying.batch for flying in self._engine.underway.flying for t in flying.batch.transfers}
+        named = [store_key(self._engine.namespace, key) for key in filling]
+        batches = [targets[key] for key in named if key in targets]
+        if not batches:
+            return "reserve: queued"
+        second = any(batch.target == 0 and batch.source == 1 for batch in batches) and pending.from_disk
+        return "reserve: second hop under way" if second else "reserve: first hop under way"
+
+    def note_waiting(self, ticket: int, filling_before: set[BlockKey], from_disk: set[BlockKey]) -> None:
+        """What was under way, and what lay on disk, when a reservation was asked for."""
+        if ticket in self.pending:
+            pending = self.pending[ticket]
+            keys = set(self.keys_of(pending))
+            pending.joined, pending.from_disk = keys & filling_before, keys & from_disk
+            pending.waited = any(self._state_of(key) is State.FILLING for key in keys)
+
+    def keys_of(self, pending: Pending) -> Iterator[BlockKey]:
+        """The blocks that a reservation may find."""
+        return (key for row in pending.keys.groups for key in row)
+
+    def _state_of(self, key: BlockKey) -> State:
+        directory = self._engine.directory
+        handle = directory.find(store_key(self._engine.namespace, key))
+        return State.GONE if handle is None else directory.state(handle, 0)
+
+    def check_matches(self, blamed: set[StoreKey]) -> None:
+        """What a match pins is there as long as it pins it, but for what was dropped or could not be read."""
+        directory = self._engine.directory
+        self.matches = [match for match in self.matches if match.pins]
+        for match in self.matches:
+            for handles, tier in match.pins:
+                for handle in handles:
+                    assert directory.is_held(handle, tier), f"{match!r} pins what nobody holds"
+                    key = directory.key(handle)
+                    lost = not directory.is_named(handle) or key in blamed
+                    assert lost or directory.is_ready(handle, tier), f"{match!r}: a pinned block went"
+
+
+def job_keys(job: Job) -> list[tuple[int, BlockKey]]:
+    """Slot and key of each block."""
+    return list(zip(job.slots, job.keys, strict=True))

@@ -1,0 +1,154 @@
+"""`Setup`: which cache one run explores, drawn from its seed, and how that cache is built.
+
+Owns no state. Always: the same random numbers give the same setup. Small on purpose: with few slots everything that
+can get in each other's way does.
+
+Units: slots, pages of 4 KiB, seconds of simulated time, fractions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kvtier.allocator.slot_pool import SlotPool
+from kvtier.blocks.spec import block_specs
+from kvtier.cache.level import Level, Room
+from kvtier.policies import POLICIES
+from kvtier.testing.exploring.store import ExploredStore
+from kvtier.tiers.base import SupportsArray, SupportsRemap, SupportsSlots, Tier
+from kvtier.tiers.gpu import GpuTier
+from kvtier.tiers.host import HostTier
+from kvtier.types import PAGE_BYTES, GroupSpec, ModelSpec, page_aligned
+
+SHAPES = (("gpu", "host", "disk"), ("gpu", "disk"), ("host", "disk"), ("gpu", "host"), ("gpu",))
+SHAPE_WEIGHTS = (60, 15, 15, 7, 3)
+# Per group: tokens and heads of a block. 256 bytes for each token and head: 2 KiB, 4 KiB, and 6 KiB in two pages.
+GROUPS = (((4, 2),), ((4, 2), (4, 2)), ((4, 2), (8, 2)), ((4, 2), (4, 6)))
+EXTENT_PAGES = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One cache: its tiers, fastest first, and how rough its disk is."""
+
+    shape: tuple[str, ...]
+    groups: tuple[tuple[int, int], ...]
+    policies: tuple[str, ...]  # by tier
+    gpu_slots: int
+    host_slots: int
+    extents: int
+    extent_pages: int
+    batch_pages: int
+    watermarks: tuple[float, float]
+    queue_bytes: int
+    prefetch_budget: float
+    lookahead_requests: int
+    direct: bool  # whether the top tier's slots can be a disk's buffer
+    slow: float  # share of the batches that take time
+    hung: float  # share of those that end only when all does
+    rough: float  # how often the disk begins to fail
+
+    @classmethod
+    def drawn(cls, rng: Random) -> "Setup":
+        """One of the many."""
+        (shape,) = rng.choices(SHAPES, SHAPE_WEIGHTS)
+        groups = rng.choice(GROUPS)
+        low = rng.choice((0.1, 0.25, 0.4))
+        extent_pages = rng.choice(EXTENT_PAGES) * (2 if _pages_max(groups) > 1 else 1)
+        return cls(
+            shape=shape,
+            groups=groups,
+            policies=tuple(rng.choice(("lru", "arc")) for _ in shape),
+            gpu_slots=rng.randint(6, 12) * len(groups),
+            host_slots=rng.randint(3, 9) * len(groups),
+            extents=max(2, rng.randint(8, 24) * len(groups) // extent_pages),
+            extent_pages=extent_pages,
+            batch_pages=rng.choice((1, 2, 4, 8)),
+            watermarks=(low, low + rng.choice((0.1, 0.25))),
+            queue_bytes=rng.choice((8 << 10, 256 << 10)),
+            prefetch_budget=rng.choice((0.0, 0.25, 0.5)),
+            lookahead_requests=rng.choice((1, 2, 8)),
+            direct="host" not in shape or rng.random() < 0.7,
+            slow=rng.choice((0.0, 0.3)),
+            hung=rng.choice((0.0, 0.0, 0.0, 0.01)),
+            rough=rng.choice((0.0, 1.0, 3.0)),
+        )
+
+    def model(self, epoch: str) -> ModelSpec:
+        """A model of two layers whose blocks have these groups."""
+        rows = tuple(GroupSpec("full", (0, 1), heads, 16, "float32", tokens) for tokens, heads in self.groups)
+        return ModelSpec("explored", epoch, rows)
+
+    @property
+    def gpu_slots_max(self) -> int:
+        """How far the gpu tier may grow."""
+        return 2 * self.gpu_slots
+
+    @property
+    def stride_bytes(self) -> int:
+        """Of a slot in memory."""
+        return PAGE_BYTES * _pages_max(self.groups)
+
+    def tiers(self, store: ExploredStore | None) -> list[Tier]:
+        """The memory tiers, new, and the opened disk under them."""
+        made: list[Tier] = []
+        if "gpu" in self.shape:
+            made.append(
+                GpuTier.create(
+                    name="gpu",
+                    device="host",
+                    capacity_bytes=(self.gpu_slots + 1) * self.stride_bytes,
+                    capacity_max_bytes=(self.gpu_slots_max + 1) * self.stride_bytes,
+                    length_bytes_max=self.stride_bytes,
+                )
+            )
+        if "host" in self.shape:
+            capacity_bytes = self.host_slots * self.stride_bytes
+            made.append(
+                HostTier.create(
+                    name="host",
+                    capacity_bytes=capacity_bytes,
+                    length_bytes_max=self.stride_bytes,
+                    pin="off",
+                    hugepages="off",
+                )
+            )
+        return made if store is None else [*made, store]
+
+    def levels(self, tiers: Sequence[Tier]) -> list[Level]:
+        """The deciding code's view of these tiers."""
+        return [self._level(index, tier) for index, tier in enumerate(tiers)]
+
+    def _level(self, index: int, tier: Tier) -> Level:
+        traits = tier.traits
+        memory = isinstance(tier, SupportsSlots)
+        stride_bytes = tier.stride_bytes if isinstance(tier, SupportsSlots) else self._mean_bytes()
+        blocks = max(1, traits.capacity_bytes // stride_bytes)
+        level = Level(
+            name=tier.name,
+            policy=POLICIES.get(self.policies[index])(blocks),
+            policy_name=self.policies[index],
+            policy_blocks=blocks,
+            batch_bytes=self.batch_pages * PAGE_BYTES,
+            capacity_bytes=traits.capacity_bytes,
+            stride_bytes=stride_bytes if memory else 0,
+            host_addressable=traits.host_addressable and (self.direct or index > 0),
+            low_watermark=self.watermarks[0],
+            high_watermark=self.watermarks[1],
+        )
+        if memory:
+            level.pool = SlotPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
+        elif isinstance(tier, ExploredStore):
+            level.room = Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes)
+        if isinstance(tier, SupportsRemap):
+            level.geometry, level.granules = tier.geometry, set(tier.granules_mapped)
+            level.slots.withdraw({*range(traits.slots)}.difference(*tier.geometry.slots_whole(level.granules)))
+        return level
+
+    def _mean_bytes(self) -> int:
+        specs = block_specs(self.model("any"))
+        return sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)
+
+
+def _pages_max(groups: Sequence[tuple[int, int]]) -> int:
+    return max(page_aligned(256 * tokens * heads) for tokens, heads in groups) // PAGE_BYTES

@@ -1,0 +1,371 @@
+"""`World`: an engine, its callers, its disk and the truth, and what happens to them.
+
+Every verb is one operation of a schedule; what chance has to decide, the schedule does. Owns the clock. Always: every
+ticket is answered once; after a crash the disk holds what was carried out, and nothing else is remembered.
+
+Units: seconds of simulated time, slots, pages.
+"""
+
+from random import Random
+
+from kvtier.blocks.hashing import Keys, hash_blocks
+from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.cache.transitions import State
+from kvtier.clock import ManualClock
+from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
+from kvtier.engine.polled import Job
+from kvtier.errors import UsageError
+from kvtier.testing.exploring.checks import Checks
+from kvtier.testing.exploring.coverage import Coverage
+from kvtier.testing.exploring.dict_disk import DictDisk
+from kvtier.testing.exploring.engine import ExploredEngine
+from kvtier.testing.exploring.jobs import ForeignJobs
+from kvtier.testing.exploring.orders import OrderModel
+from kvtier.testing.exploring.requests import Requests
+from kvtier.testing.exploring.setup import Setup
+from kvtier.testing.exploring.store import Disk, GlassDisk
+from kvtier.testing.exploring.truth import Named, Truth
+from kvtier.testing.exploring.underway import Flying
+from kvtier.testing.faulty import INJECTED, Odds
+from kvtier.tiers.gpu import GpuTier
+from kvtier.types import PAGE_BYTES, BlockKey, Outcome, Status, StoreKey, Transfer, TransferBatch, block_key_of
+
+EPOCHS = ("v1", "v2", "v3")
+BATCHES_MAX = 5000  # one after the other without an end
+BLAMED = (Status.MISSING, Status.CORRUPT, Status.FAILED)
+
+
+class World:
+    """One explored cache. `odds` are those of its disk."""
+
+    def __init__(self, setup: Setup, rng: Random, medium: Disk | None = None) -> None:
+        self.setup = setup
+        self.rng = rng
+        self.clock = ManualClock()
+        self.coverage = Coverage()
+        self.truth = Truth()
+        self.odds = Odds()
+        self.epoch = EPOCHS[0]
+        if "disk" not in setup.shape:
+            self.medium: Disk | None = None
+        else:
+            self.medium = medium or DictDisk(setup.extents, setup.extent_pages)
+        self.orders = OrderModel()
+        self.recent: list[tuple[int, int, int]] = []  # prompts that were asked for just now
+        self.gone: dict[bytes, int] = {}  # by fingerprint: versions below were erased for good
+        self._begin()
+        self._expect_restored(0)
+
+    def _begin(self) -> None:
+        """A process starts over what the disk has."""
+        setup = self.setup
+        self.engine = ExploredEngine(setup, self.medium, self.clock, self.rng, self.odds, self.epoch, self.coverage)
+        self.requests = Requests(self.engine, self.truth)
+        self.jobs = ForeignJobs(self.engine, self.truth, self.requests)
+        self.checks = Checks(self.engine, self.truth, self.medium)
+        self.checks.gone.update(self.gone)
+        self.blamed: set[StoreKey] = set()
+        self.flushes: dict[int, dict[Named, int]] = {}  # ticket -> versions of what it has to save
+        self.drops: dict[int, tuple[bytes, int]] = {}  # ticket -> fingerprint, version from which blocks are new
+        self.resizes: dict[int, int] = {}  # ticket -> bytes wanted
+        self.abandoned: set[int] = set()
+        self.deaf = 0  # operations during which nobody fetches answers
+        self._late = False
+
+    # ------------------------------------------------------------ prompts
+
+    def keys_of(self, family: int, depth: int, branch: int) -> Keys:
+        """Prompts share prefixes: so many blocks of a family, the last of them of one of its branches."""
+        size = max(tokens for tokens, _ in self.setup.groups)
+        tokens = [family * 100 + i for i in range((depth - 1) * size)] + [1000 + branch] * size
+        return hash_blocks(tokens, self.engine.core.model)
+
+    def blocks_of(self, keys: Keys) -> int:
+        """How many blocks of group 0 they are."""
+        return len(keys.groups[0])
+
+    # ------------------------------------------------------------ requests
+
+    def request(self, match: Match, blocks: int, deadline_s: float) -> str:
+        """Reserve over a match."""
+        keys = [key for row in match.keys.groups for key in row]
+        filling = {key for key in keys if self._state(key, 0) is State.FILLING}
+        on_disk = {key for key in keys if self.lies_only_on_disk(key)}
+        try:
+            ticket = self.requests.reserve(match, blocks, deadline_s)
+        except UsageError:
+            assert blocks * self.setup.groups[0][0] < match.tokens, "a reservation was refused as a mistake"
+            return "refused: fewer blocks than the match has"
+        self.requests.note_waiting(ticket, filling, on_disk)
+        return f"ticket {ticket}: {blocks} blocks over {match.tokens} tokens, within {deadline_s} s"
+
+    def _state(self, key: BlockKey, tier: int) -> State:
+        handle = self._handle(key)
+        return State.GONE if handle is None else self.engine.directory.state(handle, tier)
+
+    def _top(self, key: BlockKey) -> int | None:
+        handle = self._handle(key)
+        return None if handle is None else self.engine.directory.top(handle)
+
+    def lies_only_on_disk(self, key: BlockKey) -> bool:
+        """Whether its fastest copy lies there."""
+        return self.engine.disk is not None and self._top(key) == self.engine.disk
+
+    def _handle(self, key: BlockKey) -> int | None:
+        return self.engine.directory.find(StoreKey(self.engine.namespace.to_bytes(4, "big") + key))
+
+    def cancel(self, ticket: int) -> str:
+        point = self.requests.cancel(ticket)
+        self.coverage.cancelled(point)
+        return f"ticket {ticket}, {point}"
+
+    # ------------------------------------------------------------ answers
+
+    def listen(self) -> list[str]:
+        """Fetch the answers and look at each."""
+        heard = []
+        for ticket, answer in self.engine.poll():
+            heard.append(self._heard(ticket, answer))
+        self._late = False
+        return heard
+
+    def be_deaf(self, operations: int) -> None:
+        """Nobody fetches answers for a while."""
+        self.deaf, self._late = operations, True
+
+    def _heard(self, ticket: int, answer: Answer | Job) -> str:
+        if isinstance(answer, Job):
+            return self.jobs.started(ticket, answer, late=self._late)
+        if isinstance(answer, Lease | NoRoom):
+            self.jobs.kinds.pop(ticket, None)
+            return self.requests.answered(ticket, answer, late=self._late)
+        if isinstance(answer, Flushed):
+            self._flushed(ticket, answer)
+        elif isinstance(answer, Dropped):
+            self._dropped(ticket, answer)
+        elif isinstance(answer, Resized):
+            self._resized(ticket, answer)
+        else:
+            return self._device_lost(ticket)
+        self.abandoned.discard(ticket)
+        return f"ticket {ticket}: {answer}"
+
+    def _flushed(self, ticket: int, answer: Flushed) -> None:
+        """What a flush says to have saved lies on the disk, unless it was lost or dropped since."""
+        owed = self.flushes.pop(ticket)
+        assert answer.blocks == len(owed), f"{answer.blocks} blocks flushed, {len(owed)} lay in memory only"
+        if answer.failed or self._late or self.medium is None:
+            return
+        stored = {(row.fingerprint, row.key) for row in self.checks.rows()}
+        for named, version in owed.items():
+            lost = named[1] in {block_key_of(key) for key in self.blamed}
+            alive = self.truth.alive.get(named) == version
+            assert named in stored or lost or not alive, "a flush has not saved what it says"
+
+    def _dropped(self, ticket: int, answer: Dropped) -> None:
+        fingerprint, version = self.drops.pop(ticket)
+        if answer.durable and self.medium is not None:
+            self.gone[fingerprint] = self.checks.gone[fingerprint] = max(self.checks.gone[fingerprint], version)
+
+    def _resized(self, ticket: int, answer: Resized) -> None:
+        del self.resizes[ticket]
+        most = (self.setup.gpu_slots_max + 1) * self.setup.stride_bytes
+        assert 2 * PAGE_BYTES <= answer.bytes <= most, f"{answer.bytes} bytes are not what a tier can have"
+        if not self._late and not any(flying.batch.remap for flying in self.engine.underway.flying):
+            gpu = self.engine.tiers[0]
+            assert isinstance(gpu, GpuTier)
+            there = len(gpu.granules_mapped) * gpu.geometry.granule_bytes
+            assert answer.bytes == there, f"{answer.bytes} bytes reported, {there} are there"
+
+    def _device_lost(self, ticket: int) -> str:
+        assert self.lost, f"ticket {ticket} hears of a lost device that works"
+        self.jobs.kinds.pop(ticket, None)
+        self.requests.pending.pop(ticket)
+        return f"ticket {ticket}: the device is lost"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device of the top tier is."""
+        return self.engine.core.residency.levels[0].lost
+
+    @property
+    def asked(self) -> set[int]:
+        """Tickets without an answer that somebody waits for."""
+        waiting = {ticket for ticket, pending in self.requests.pending.items() if not pending.cancelled}
+        return waiting | self.flushes.keys() | self.drops.keys() | self.resizes.keys()
+
+    # ------------------------------------------------------------ kept and dropped
+
+    def flush(self) -> str:
+        ticket = self.engine.core.submit_flush()
+        self.flushes[ticket] = self._unsaved()
+        return f"ticket {ticket}: {len(self.flushes[ticket])} blocks"
+
+    def _unsaved(self) -> dict[Named, int]:
+        """Blocks that lie in memory only."""
+        disk, directory = self.engine.disk, self.engine.directory
+        if disk is None:
+            return {}
+        handles = [h for h in directory.handles() if not directory.is_ready(h, disk)]
+        named = [self.checks.named(h) for h in handles if directory.top(h) is not None]
+        return {name: self.truth.alive[name] for name in named}
+
+    def drop(self, fingerprint: bytes) -> str:
+        """Forget a namespace: from now on nothing of it may be served."""
+        current = fingerprint == self.engine.fingerprint
+        ticket = self.engine.core.submit_drop(None if current else fingerprint)
+        self.truth.drop(fingerprint)
+        self.drops[ticket] = fingerprint, self.truth.versions[fingerprint]
+        return f"ticket {ticket}: {'this namespace' if current else 'another namespace'}"
+
+    def set_epoch(self, epoch: str) -> None:
+        self.epoch = epoch
+        self.engine.core.set_weights_epoch(epoch)
+
+    def resize(self, slots: int) -> str:
+        """Ask for memory for so many usable slots."""
+        size_bytes = (slots + 1) * self.setup.stride_bytes
+        ticket = self.engine.core.submit_resize("gpu", size_bytes)
+        self.resizes[ticket] = size_bytes
+        return f"ticket {ticket}: {slots} slots"
+
+    def abandon(self, ticket: int) -> str:
+        """Nobody waits for the answer of a flush, drop or resize any more: it goes on all the same."""
+        self.abandoned.add(ticket)
+        point = "flush" if ticket in self.flushes else "drop" if ticket in self.drops else "resize"
+        self.coverage.cancelled(point)
+        return f"ticket {ticket}, {point}"
+
+    # ------------------------------------------------------------ movement
+
+    def plan(self) -> list[TransferBatch]:
+        expiring = [match for match in self.requests.matches if match.expires_at_s <= self.clock.now()]
+        prefetching = self._prefetching()
+        batches = self.engine.plan()
+        self.orders.planned([batch.batch_id for batch in batches if batch.sidecar and batch.target == self.engine.disk])
+        for match in expiring:
+            assert not match.pins, f"{match!r} pins after its time"
+            self.coverage.cancelled("match expiry")
+        if prefetching > self._prefetching():
+            self.coverage.cancelled("prefetch")
+        return batches
+
+    def _prefetching(self) -> int:
+        """Blocks that were brought up for a hint and that nobody came for yet."""
+        counters = self.engine.core.counters.engine()
+        settled = counters["prefetch_useful"] + counters["prefetch_late"] + counters["prefetch_wasted"]
+        return counters["prefetched_blocks"] - settled
+
+    def carry(self, flying: Flying) -> None:
+        """A batch is carried out; nobody knows yet."""
+        self.engine.underway.carry(flying)
+        assert flying.done is not None
+        batch = flying.batch
+        if batch.sidecar and batch.target == self.engine.disk and flying.done.outcomes[-1].done:
+            self.orders.carried(batch.batch_id, batch.sidecar)
+        for transfer, outcome in zip(batch.transfers, flying.done.outcomes, strict=False):
+            if batch.source == self.engine.disk and outcome.status in BLAMED:
+                self._expect_blame(transfer, outcome)
+                self.blamed.add(transfer.key)
+
+    def _expect_blame(self, transfer: Transfer, outcome: Outcome) -> None:
+        """A block that can be found is where the directory says, unless the fault was made or its namespace erased."""
+        real = outcome.status is Status.MISSING and outcome.detail != INJECTED
+        there = self.engine.directory.is_ready(transfer.handle, self.engine.disk or 0)
+        assert not (real and there), f"the disk does not find what the directory knows at {transfer.source_place}"
+
+    def end(self, flying: Flying) -> None:
+        if flying.done is None:
+            self.carry(flying)
+        self.engine.end(flying)
+
+    def run(self) -> int:
+        """Plan and end what is due until nothing moves; returns how many batches ended."""
+        for ended in range(BATCHES_MAX):
+            self.plan()
+            endable = self.engine.underway.endable(self.clock.now())
+            if not endable:
+                return ended
+            self.end(self.rng.choice(endable))
+            if not self.deaf:
+                self.listen()
+        raise AssertionError(f"still moving after {BATCHES_MAX} batches")
+
+    def mend(self) -> None:
+        """The disk works again."""
+        self.odds.mend()
+
+    # ------------------------------------------------------------ the process ends
+
+    def crash(self, carried_out: int) -> str:
+        """The process dies. Of the writes under way the first so many are in the store, whole; the rest is not."""
+        engine = self.engine
+        if engine.disk is not None:
+            for flying in engine.underway.writes_to(engine.disk)[:carried_out]:
+                if flying.done is None:
+                    self.carry(flying)
+        return self._restart()
+
+    def close(self) -> str:
+        """The process ends well: what is under way ends first."""
+        self.engine.underway.hurry()
+        while endable := self.engine.underway.endable(self.clock.now()):
+            self.end(endable[0])
+        return self._restart()
+
+    def _restart(self) -> str:
+        rows = self.checks.rows()
+        for point, asked in (("flush", self.flushes), ("drop", self.drops), ("resize", self.resizes)):
+            if asked:
+                self.coverage.cancelled(point)
+        self.end_engine()
+        stale = [*self.requests.stale, *(held.lease for held in self.requests.leases.values())]
+        self.orders.restarted()
+        self.truth.restart(rows)
+        self._begin()
+        self._expect_restored(len(rows))
+        for lease in stale[-2:]:
+            self._expect_foreign(lease)
+        return f"{len(rows)} rows on the disk"
+
+    def end_engine(self) -> None:
+        """Its memory and its counters end with it."""
+        self.coverage.counters.update(self.engine.counters())
+        self.engine.close()
+
+    def _expect_restored(self, rows: int) -> None:
+        """The directory has what the disk has, in the order of the last commit."""
+        engine = self.engine
+        if engine.disk is None:
+            return
+        core, tier = engine.core, engine.disk
+        found = len(engine.directory.ready_in(tier))
+        level = core.residency.levels[tier]
+        if isinstance(self.medium, GlassDisk):
+            stored = list(self.medium.rows())
+            assert found == len(stored) <= rows, f"{len(stored)} blocks were stored, {found} restored"
+            expected = self.orders.expected(level.policy_name, level.policy_blocks, stored, engine.namespaces)
+            restored = self.orders.of(core.residency, tier)
+            assert restored == expected, f"the order of eviction is {restored}, expected {expected}"
+        self.orders.observe(core.residency, tier)
+
+    def _expect_foreign(self, lease: Lease) -> None:
+        try:
+            self.engine.core.release_lease(lease)
+        except UsageError:
+            return
+        raise AssertionError("a lease of an earlier process is taken")
+
+    # ------------------------------------------------------------ checks
+
+    def check(self) -> None:
+        """Everything that must hold between two operations."""
+        slots = [slot for held in self.requests.leases.values() for group in held.lease.record.slots for slot in group]
+        job_slots = [slot for running in self.jobs.running.values() for slot in running.job.slots]
+        waiting = [pending for pending in self.requests.pending.values() if not pending.cancelled]
+        unanswered = sum(p.slots for p in [*waiting, *(running.pending for running in self.jobs.running.values())])
+        self.checks.all(self.checks.private(slots + job_slots), unanswered)
+        for held in self.requests.leases.values():
+            self.requests.compare(held)
+        self.jobs.compare()
+        self.requests.check_matches(self.blamed)
