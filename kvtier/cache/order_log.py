@@ -123,6 +123,11 @@ class OrderLog:
         """About how long the next row of the log is."""
         return self._calls_bytes
 
+    @property
+    def paused(self) -> bool:
+        """Whether the store had no room for rows lately, so that the next ones are left out."""
+        return self._pause_pieces > 0
+
     def found(self, keys: Iterable[bytes]) -> None:
         """An earlier process left these rows: the first snapshot replaces them."""
         self._stored |= dict.fromkeys(key for key in keys if key.startswith(order_rows.PREFIX))

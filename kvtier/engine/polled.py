@@ -8,15 +8,16 @@ Units: slots of our fastest tier, seconds.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvtier.blocks.hashing import Keys
-from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.cache.leases import Lease, Match, NoRoom, Phase
 from kvtier.engine import arguments
 from kvtier.engine.answers import Answer
 from kvtier.engine.core import Core
-from kvtier.errors import UsageError
+from kvtier.errors import DeviceLost, UsageError
 from kvtier.types import BatchDone, BlockKey, Outcome, group_of
 
 
@@ -138,9 +139,10 @@ class PolledSurface:
         if len(done.outcomes) != len(job.keys) or not all(isinstance(o, Outcome) for o in done.outcomes):
             raise UsageError(f"job {job.job_id} has {len(job.keys)} keys, {len(done.outcomes)} outcomes were given")
         del self._jobs[job_id]
-        if job.kind == "store":
+        if job.kind == "store" and lease.record.phase is Phase.ACTIVE:  # else its owner was taken for dead
             triples = zip(job.slots, job.keys, done.outcomes, strict=True)
-            self._core.commit(lease, [(slot, key) for slot, key, outcome in triples if outcome.done])
+            with suppress(DeviceLost):  # too late for its slots: nothing to publish, and nobody to blame
+                self._core.commit(lease, [(slot, key) for slot, key, outcome in triples if outcome.done])
         self._core.release_lease(lease)
 
 

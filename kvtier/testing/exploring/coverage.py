@@ -1,5 +1,5 @@
-"""`Coverage`: which moves of a copy and which points of cancellation a set of runs has reached, and how often; and what
-the engines have counted.
+"""`Coverage`: which moves of a copy and which points of cancellation a set of runs has reached, what the engines
+decided and went through, how often; and what they have counted.
 
 Owns counts only; those of several runs add up. A row of the tables that no run reaches is as good as untested.
 """
@@ -24,6 +24,16 @@ CANCEL_POINTS = (
     "store job",
     "load job",
 )
+DECISIONS = ("resident", "faster", "deadline", "slower", "unmeasured", "off")
+EVENTS = (
+    *(f"decision: {why}" for why in DECISIONS),
+    "breaker: open",
+    "breaker: half_open",
+    "breaker: closed",  # again
+    "device lost",
+    "owner died with leases",
+    "order noted in time",
+)
 
 
 class Coverage:
@@ -32,6 +42,7 @@ class Coverage:
     def __init__(self) -> None:
         self.moves: Counter[str] = Counter()
         self.cancels: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
         self.counters: Counter[str] = Counter()  # of the engines, summed
 
     def moved(self, state: State, move: Move) -> None:
@@ -43,9 +54,16 @@ class Coverage:
             raise KeyError(point)
         self.cancels[point] += 1
 
+    def happened(self, event: str) -> None:
+        """Raises KeyError for an event that the table does not list."""
+        if event not in EVENTS:
+            raise KeyError(event)
+        self.events[event] += 1
+
     def add(self, other: "Coverage") -> None:
         self.moves.update(other.moves)
         self.cancels.update(other.cancels)
+        self.events.update(other.events)
         self.counters.update(other.counters)
 
     def rows(self) -> Iterable[tuple[str, int]]:
@@ -55,6 +73,8 @@ class Coverage:
             yield f"{name} {after.name}", self.moves[name]
         for point in CANCEL_POINTS:
             yield f"cancel: {point}", self.cancels[point]
+        for event in EVENTS:
+            yield event, self.events[event]
 
     def missed(self) -> list[str]:
         """Rows that no run reached."""

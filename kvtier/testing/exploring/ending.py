@@ -59,7 +59,7 @@ def _answer_all(world: World) -> None:
 
 def _flush(world: World) -> None:
     """A flush of a working disk with room for all saves all."""
-    world.flush()
+    world.questions.flush()
     _answer_all(world)
     assert world.engine.core.stats()["batches_in_flight"] == 0
 
@@ -67,7 +67,7 @@ def _flush(world: World) -> None:
 def _drop_all(world: World) -> None:
     """Of a namespace that is dropped nothing is left anywhere, ghosts included."""
     for number in range(len(world.engine.namespaces)):
-        world.drop(world.engine.namespaces.fingerprint_of(number))
+        world.questions.drop(world.engine.namespaces.fingerprint_of(number))
     _answer_all(world)
     world.clock.advance(LONG_S)
     world.run()
@@ -79,7 +79,7 @@ def _drop_all(world: World) -> None:
 def _resize(world: World) -> None:
     """Nothing is in the way any more, so that every size can be had."""
     for slots in (2, world.setup.gpu_slots):
-        world.resize(slots)
+        world.questions.resize(slots)
         _answer_all(world)
         level = world.engine.core.residency.levels[0]
         assert level.slots_usable == slots, f"{level.slots_usable} slots instead of {slots}"

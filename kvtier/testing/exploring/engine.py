@@ -57,11 +57,13 @@ class ExploredEngine:
             queue_bytes=setup.queue_bytes,
             prefetch_budget=setup.prefetch_budget,
             lookahead_requests=setup.lookahead_requests,
+            governed=setup.governed,
         )
         self.surface = PolledSurface(self.core)
         self.directory = self.core.residency.directory
         self.underway = Underway(self.tiers, rng, setup.slow, setup.hung)
         self.acknowledged: list[BatchDone] = []  # the latest
+        self.coverage = coverage
         self._note_moves(coverage)
         if self.store is not None and self.disk is not None:
             self.core.adopt(self.disk, self.store.scan(), self.store.sidecar(), clock.now())

@@ -43,14 +43,14 @@ class ForeignJobs:
     def store(self, keys: Keys, owner: str) -> int:
         """Offer blocks."""
         ticket = self._engine.surface.submit(Store(keys, owner), self._engine.clock.now())
-        self._requests.expect(ticket, keys, len(keys.groups[0]))
+        self._requests.expect(ticket, keys, len(keys.groups[0]), owner)
         self.kinds[ticket] = "store"
         return ticket
 
     def load(self, match: Match, deadline_s: float) -> int:
         """Ask for a match's blocks."""
         ticket = self._engine.surface.submit(Load(match, deadline_s), self._engine.clock.now())
-        self._requests.expect(ticket, match.keys, max(1, match.tokens // match.keys.block_tokens[0]))
+        self._requests.expect(ticket, match.keys, max(1, match.tokens // match.keys.block_tokens[0]), match.owner)
         self.kinds[ticket] = "load"
         return ticket
 
@@ -58,6 +58,9 @@ class ForeignJobs:
         """A ticket is answered by a job."""
         pending = self._requests.pending.pop(ticket)
         assert self.kinds.pop(ticket) == job.kind
+        if pending.dead:
+            self._expect_ignored(job)
+            return f"ticket {ticket}: nobody is there to do its job"
         assert len({*job.slots}) == len(job.keys) == len({*job.keys}), "a job has a slot of its own for each block"
         shown: dict[int, bytes] = {}
         for slot, key in zip(job.slots, job.keys, strict=True):
@@ -102,6 +105,19 @@ class ForeignJobs:
         self.last = BatchDone(job_id, tuple(outcomes))
         self._engine.surface.apply(self.last)
         return f"job {job_id} ({job.kind}): {len(outcomes) - outcomes.count(FAILED)} of {len(outcomes)} done"
+
+    def release_owner(self, owner: str) -> int:
+        """Whoever was to do these jobs is dead; what is said of them afterwards changes nothing."""
+        theirs = [job_id for job_id, running in self.running.items() if running.pending.owner == owner]
+        for job_id in theirs:
+            self._expect_ignored(self.running.pop(job_id).job)
+        return len(theirs)
+
+    def _expect_ignored(self, job: Job) -> None:
+        before = self._engine.state()
+        self.last = BatchDone(job.job_id, (DONE,) * len(job.keys))
+        self.repeat()
+        assert self._engine.state() == before, "a job of a dead owner was taken for done"
 
     def repeat(self) -> None:
         """The latest answer arrives once more."""

@@ -15,12 +15,14 @@ from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache import order_rows
 from kvtier.cache.order_log import OrderLog
 from kvtier.cache.residency import Residency
+from kvtier.clock import Clock
 from kvtier.policies import POLICIES
 from kvtier.policies.base import Access, Policy
 from kvtier.testing.exploring.store import Row
 from kvtier.testing.exploring.truth import Named
 from kvtier.types import block_key_of, namespace_of, page_aligned
 
+NOTED_WITHIN_S = 1.0  # the promise
 Order = tuple[list[Named], list[Named], float | None]  # to leave, first to leave first; ghosts; ARC's p
 
 
@@ -31,6 +33,7 @@ class Moment:
     state: bytes
     places: dict[int, int]  # of residents, by handle
     ghosts: dict[int, Named]
+    at_s: float
 
 
 class OrderModel:
@@ -41,15 +44,19 @@ class OrderModel:
         self._by_batch: dict[int, Moment | None] = {}
         self._snapshot = 0  # number of the last one in the store
         self._stored: dict[int, Moment] = {}  # by number of its row
+        self._noted = b""  # the state that a crash leaves
+        self._noted_s = 0.0
+        self._differed_s: float | None = None
 
-    def observe(self, residency: Residency, tier: int) -> None:
+    def observe(self, residency: Residency, tier: int, clock: Clock) -> None:
         """Look at the policy whenever its rows are taken."""
         order = residency.orders[tier]
         piece = order.piece
+        self._noted, self._noted_s, self._differed_s = order.snapshot(), clock.now(), None
 
         def noted() -> dict[bytes, bytes | None]:
             rows = piece()
-            self._taken.append(_moment(residency, tier, order) if rows else None)
+            self._taken.append(_moment(residency, tier, order, clock.now()) if rows else None)
             return rows
 
         setattr(order, "piece", noted)  # noqa: B010  an observer, on this object alone
@@ -68,9 +75,30 @@ class OrderModel:
         if order_rows.HEAD_KEY in rows:
             self._snapshot = max(order_rows.number_of(key) for key, row in rows.items() if row is not None)
             self._stored = {self._snapshot - 1: moment}
-            return
+        else:
+            self._note(moment, rows)
+        last = self._stored.get(self._last())
+        if last is not None:
+            self._noted, self._noted_s = last.state, last.at_s
+
+    def _note(self, moment: Moment, rows: Mapping[bytes, bytes | None]) -> None:
         (number,) = (order_rows.number_of(key) for key in rows if key.startswith(order_rows.LOG_KEY))
         self._stored[number] = moment
+
+    def disturbed(self) -> None:
+        """The disk failed: what was to be written down has to wait."""
+        self._differed_s = None
+
+    def quiet(self, residency: Residency, tier: int, now_s: float) -> bool:
+        """Nothing moves, nothing fails: what was different a second ago is in the store. Returns whether it had to."""
+        waited = self._differed_s is not None and now_s >= self._differed_s + NOTED_WITHIN_S
+        assert not waited or self._noted_s >= (self._differed_s or 0.0), (
+            f"the order of {self._differed_s:.2f} s was not written down until {now_s:.2f} s"
+        )
+        same = residency.orders[tier].snapshot() == self._noted
+        if waited or same or self._differed_s is None:
+            self._differed_s = None if same else now_s
+        return waited
 
     def restarted(self) -> None:
         """What was planned and not carried out will never be."""
@@ -113,11 +141,11 @@ class OrderModel:
         return _order(policy, {handle: _named(residency, handle) for handle in handles})
 
 
-def _moment(residency: Residency, tier: int, order: OrderLog) -> Moment:
+def _moment(residency: Residency, tier: int, order: OrderLog, now_s: float) -> Moment:
     directory = residency.directory
     places = {handle: directory.place(handle, tier) for handle in order.candidates(len(order))}
     ghosts = {handle: _named(residency, handle) for handle in order.ghosts()}
-    return Moment(order.snapshot(), places, ghosts)
+    return Moment(order.snapshot(), places, ghosts, now_s)
 
 
 def _named(residency: Residency, handle: int) -> Named:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.cache.transitions import State
+from kvtier.engine.breaker import Circuit
 from kvtier.engine.polled import Job, Reserve
 from kvtier.errors import UsageError
 from kvtier.testing.exploring.engine import ExploredEngine
@@ -27,6 +28,7 @@ class Pending:
     """A reservation without an answer yet."""
 
     keys: Keys
+    owner: str
     slots: int  # at most, over all groups
     fingerprint: bytes
     version: int  # of its namespace
@@ -35,6 +37,7 @@ class Pending:
     joined: set[BlockKey] = field(default_factory=set)  # blocks that somebody else was bringing up already
     waited: bool = False
     cancelled: bool = False
+    dead: bool = False  # its owner is
 
 
 @dataclass(slots=True, eq=False)
@@ -88,10 +91,13 @@ class Requests:
         return lengths[there.index(False) - 1 if False in there else len(there) - 1]
 
     def is_there(self, key: BlockKey) -> bool:
-        """Whether a READY copy lies in some tier."""
-        directory = self._engine.directory
+        """Whether a READY copy lies in some tier that works."""
+        directory, breakers = self._engine.directory, self._core.planner.breakers
         handle = directory.find(store_key(self._engine.namespace, key))
-        return handle is not None and any(directory.is_ready(handle, t) for t in range(directory.tiers))
+        return handle is not None and any(
+            directory.is_ready(handle, tier) and breakers.circuit(tier) is Circuit.CLOSED
+            for tier in range(directory.tiers)
+        )
 
     def _expect_alive(self, keys: Keys, tokens: int) -> None:
         for row, size in zip(keys.groups, keys.block_tokens, strict=True):
@@ -103,23 +109,23 @@ class Requests:
     def reserve(self, match: Match, blocks: int, deadline_s: float) -> int:
         """Ask for slots. What might be served is what may be served now."""
         ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s), self._engine.clock.now())
-        self.expect(ticket, match.keys, blocks)
+        self.expect(ticket, match.keys, blocks, match.owner)
         return ticket
 
-    def expect(self, ticket: int, keys: Keys, blocks: int) -> None:
+    def expect(self, ticket: int, keys: Keys, blocks: int, owner: str) -> None:
         """An answer under this ticket will give slots for these keys."""
         fingerprint = self._engine.fingerprint
         named = ((fingerprint, key) for row in keys.groups for key in row)
         alive = {name: self._truth.alive[name] for name in named if name in self._truth.alive}
         slots = sum(-(-blocks * keys.block_tokens[0] // size) for size in keys.block_tokens)
-        self.pending[ticket] = Pending(keys, slots, fingerprint, self._truth.versions[fingerprint], alive)
+        self.pending[ticket] = Pending(keys, owner, slots, fingerprint, self._truth.versions[fingerprint], alive)
 
     def answered(self, ticket: int, answer: Lease | NoRoom, *, late: bool) -> str:
         """A reservation has its answer. `late`: it may have been there for a while."""
         pending = self.pending.pop(ticket)
         if isinstance(answer, NoRoom):
             return f"ticket {ticket}: no room, {answer.slots_needed} needed, {answer.slots_available} available"
-        if pending.cancelled:
+        if pending.cancelled or pending.dead:
             self._keep_stale(answer)
             return f"ticket {ticket}: nobody waits for its answer"
         self.leases[ticket] = self.shown_by(answer, pending, late=late)
@@ -137,9 +143,18 @@ class Requests:
                 assert slot not in shown, f"slot {slot} is to be read and to be written"
                 shown[slot] = self.mark(slot, lease.lease_id)
             owed += list(zip(slots[ready:], row[ready:], strict=False))
+        self._expect_decided(lease)
         held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed)
         self.compare(held)
         return held
+
+    def _expect_decided(self, lease: Lease) -> None:
+        """The governor says what it chose, and no more than that is ready."""
+        decision = lease.decision
+        all_of_it = decision.tokens_chosen == decision.tokens_found
+        assert all_of_it == (decision.why not in ("slower", "deadline")), f"{decision} contradicts itself"
+        assert lease.tokens_ready <= decision.tokens_chosen, f"{lease!r} is ready beyond {decision}"
+        self._engine.coverage.happened(f"decision: {decision.why}")
 
     def _served(self, named: Named, pending: Pending, late: bool) -> bytes:
         version = pending.alive.get(named) if late else self._truth.alive.get(named)
@@ -195,6 +210,17 @@ class Requests:
         self.compare(held)
         self._core.release_lease(held.lease)
         self._keep_stale(held.lease)
+
+    def release_owner(self, owner: str) -> int:
+        """Its owner is dead. Returns how many leases are given back by that."""
+        for pending in self.pending.values():
+            pending.dead |= pending.owner == owner
+        theirs = [ticket for ticket, held in self.leases.items() if held.lease.record.owner == owner]
+        for ticket in theirs:
+            held = self.leases.pop(ticket)
+            self.compare(held)
+            self._keep_stale(held.lease)
+        return len(theirs)
 
     def _keep_stale(self, lease: Lease) -> None:
         self.stale = [*self.stale[1 - STALE_MAX :], lease]
@@ -253,15 +279,15 @@ class Requests:
         return State.GONE if handle is None else directory.state(handle, 0)
 
     def check_matches(self, blamed: set[StoreKey]) -> None:
-        """What a match pins is there as long as it pins it, but for what was dropped or could not be read."""
-        directory = self._engine.directory
+        """What a match pins is there as long as it does, but for what was dropped, unreadable, or on a lost device."""
+        directory, levels = self._engine.directory, self._core.residency.levels
         self.matches = [match for match in self.matches if match.pins]
         for match in self.matches:
             for handles, tier in match.pins:
                 for handle in handles:
                     assert directory.is_held(handle, tier), f"{match!r} pins what nobody holds"
                     key = directory.key(handle)
-                    lost = not directory.is_named(handle) or key in blamed
+                    lost = levels[tier].lost or not directory.is_named(handle) or key in blamed
                     assert lost or directory.is_ready(handle, tier), f"{match!r}: a pinned block went"
 
 

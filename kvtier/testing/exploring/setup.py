@@ -43,6 +43,7 @@ class Setup:
     queue_bytes: int
     prefetch_budget: float
     lookahead_requests: int
+    governed: bool
     direct: bool  # whether the top tier's slots can be a disk's buffer
     slow: float  # share of the batches that take time
     hung: float  # share of those that end only when all does
@@ -68,6 +69,7 @@ class Setup:
             queue_bytes=rng.choice((8 << 10, 256 << 10)),
             prefetch_budget=rng.choice((0.0, 0.25, 0.5)),
             lookahead_requests=rng.choice((1, 2, 8)),
+            governed=rng.random() < 0.8,
             direct="host" not in shape or rng.random() < 0.7,
             slow=rng.choice((0.0, 0.3)),
             hung=rng.choice((0.0, 0.0, 0.0, 0.01)),

@@ -12,23 +12,24 @@ from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.cache.transitions import State
 from kvtier.clock import ManualClock
-from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
+from kvtier.engine.answers import Answer
+from kvtier.engine.breaker import Circuit
 from kvtier.engine.polled import Job
-from kvtier.errors import UsageError
+from kvtier.errors import DeviceLost, UsageError
 from kvtier.testing.exploring.checks import Checks
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.dict_disk import DictDisk
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.jobs import ForeignJobs
 from kvtier.testing.exploring.orders import OrderModel
+from kvtier.testing.exploring.questions import Questions
 from kvtier.testing.exploring.requests import Requests
 from kvtier.testing.exploring.setup import Setup
 from kvtier.testing.exploring.store import Disk, GlassDisk
-from kvtier.testing.exploring.truth import Named, Truth
+from kvtier.testing.exploring.truth import Truth
 from kvtier.testing.exploring.underway import Flying
 from kvtier.testing.faulty import INJECTED, Odds
-from kvtier.tiers.gpu import GpuTier
-from kvtier.types import PAGE_BYTES, BlockKey, Outcome, Status, StoreKey, Transfer, TransferBatch, block_key_of
+from kvtier.types import BlockKey, Outcome, Status, StoreKey, Transfer, TransferBatch
 
 EPOCHS = ("v1", "v2", "v3")
 BATCHES_MAX = 5000  # one after the other without an end
@@ -65,12 +66,10 @@ class World:
         self.checks = Checks(self.engine, self.truth, self.medium)
         self.checks.gone.update(self.gone)
         self.blamed: set[StoreKey] = set()
-        self.flushes: dict[int, dict[Named, int]] = {}  # ticket -> versions of what it has to save
-        self.drops: dict[int, tuple[bytes, int]] = {}  # ticket -> fingerprint, version from which blocks are new
-        self.resizes: dict[int, int] = {}  # ticket -> bytes wanted
-        self.abandoned: set[int] = set()
+        self.questions = Questions(self.engine, self.truth, self.checks, self.blamed, self.gone)
         self.deaf = 0  # operations during which nobody fetches answers
         self._late = False
+        self._circuit = Circuit.CLOSED
 
     # ------------------------------------------------------------ prompts
 
@@ -119,6 +118,17 @@ class World:
         self.coverage.cancelled(point)
         return f"ticket {ticket}, {point}"
 
+    def release_owner(self, owner: str) -> int:
+        """Its owner is dead. Returns how many leases and jobs it had."""
+        matches = [match for match in self.requests.matches if match.owner == owner]
+        self.engine.core.release_owner(owner)
+        assert not any(match.pins for match in matches), "a match pins for a dead owner"
+        held = self.requests.release_owner(owner) + self.jobs.release_owner(owner)
+        assert self.engine.core.release_owner(owner) == 0, "something of a dead owner's is left"
+        if held:
+            self.coverage.happened("owner died with leases")
+        return held
+
     # ------------------------------------------------------------ answers
 
     def listen(self) -> list[str]:
@@ -139,43 +149,10 @@ class World:
         if isinstance(answer, Lease | NoRoom):
             self.jobs.kinds.pop(ticket, None)
             return self.requests.answered(ticket, answer, late=self._late)
-        if isinstance(answer, Flushed):
-            self._flushed(ticket, answer)
-        elif isinstance(answer, Dropped):
-            self._dropped(ticket, answer)
-        elif isinstance(answer, Resized):
-            self._resized(ticket, answer)
-        else:
+        if isinstance(answer, DeviceLost):
             return self._device_lost(ticket)
-        self.abandoned.discard(ticket)
+        self.questions.answered(ticket, answer, late=self._late)
         return f"ticket {ticket}: {answer}"
-
-    def _flushed(self, ticket: int, answer: Flushed) -> None:
-        """What a flush says to have saved lies on the disk, unless it was lost or dropped since."""
-        owed = self.flushes.pop(ticket)
-        assert answer.blocks == len(owed), f"{answer.blocks} blocks flushed, {len(owed)} lay in memory only"
-        if answer.failed or self._late or self.medium is None:
-            return
-        stored = {(row.fingerprint, row.key) for row in self.checks.rows()}
-        for named, version in owed.items():
-            lost = named[1] in {block_key_of(key) for key in self.blamed}
-            alive = self.truth.alive.get(named) == version
-            assert named in stored or lost or not alive, "a flush has not saved what it says"
-
-    def _dropped(self, ticket: int, answer: Dropped) -> None:
-        fingerprint, version = self.drops.pop(ticket)
-        if answer.durable and self.medium is not None:
-            self.gone[fingerprint] = self.checks.gone[fingerprint] = max(self.checks.gone[fingerprint], version)
-
-    def _resized(self, ticket: int, answer: Resized) -> None:
-        del self.resizes[ticket]
-        most = (self.setup.gpu_slots_max + 1) * self.setup.stride_bytes
-        assert 2 * PAGE_BYTES <= answer.bytes <= most, f"{answer.bytes} bytes are not what a tier can have"
-        if not self._late and not any(flying.batch.remap for flying in self.engine.underway.flying):
-            gpu = self.engine.tiers[0]
-            assert isinstance(gpu, GpuTier)
-            there = len(gpu.granules_mapped) * gpu.geometry.granule_bytes
-            assert answer.bytes == there, f"{answer.bytes} bytes reported, {there} are there"
 
     def _device_lost(self, ticket: int) -> str:
         assert self.lost, f"ticket {ticket} hears of a lost device that works"
@@ -192,56 +169,19 @@ class World:
     def asked(self) -> set[int]:
         """Tickets without an answer that somebody waits for."""
         waiting = {ticket for ticket, pending in self.requests.pending.items() if not pending.cancelled}
-        return waiting | self.flushes.keys() | self.drops.keys() | self.resizes.keys()
+        return waiting | self.questions.asked
 
-    # ------------------------------------------------------------ kept and dropped
-
-    def flush(self) -> str:
-        ticket = self.engine.core.submit_flush()
-        self.flushes[ticket] = self._unsaved()
-        return f"ticket {ticket}: {len(self.flushes[ticket])} blocks"
-
-    def _unsaved(self) -> dict[Named, int]:
-        """Blocks that lie in memory only."""
-        disk, directory = self.engine.disk, self.engine.directory
-        if disk is None:
-            return {}
-        handles = [h for h in directory.handles() if not directory.is_ready(h, disk)]
-        named = [self.checks.named(h) for h in handles if directory.top(h) is not None]
-        return {name: self.truth.alive[name] for name in named}
-
-    def drop(self, fingerprint: bytes) -> str:
-        """Forget a namespace: from now on nothing of it may be served."""
-        current = fingerprint == self.engine.fingerprint
-        ticket = self.engine.core.submit_drop(None if current else fingerprint)
-        self.truth.drop(fingerprint)
-        self.drops[ticket] = fingerprint, self.truth.versions[fingerprint]
-        return f"ticket {ticket}: {'this namespace' if current else 'another namespace'}"
+    # ------------------------------------------------------------ movement
 
     def set_epoch(self, epoch: str) -> None:
         self.epoch = epoch
         self.engine.core.set_weights_epoch(epoch)
 
-    def resize(self, slots: int) -> str:
-        """Ask for memory for so many usable slots."""
-        size_bytes = (slots + 1) * self.setup.stride_bytes
-        ticket = self.engine.core.submit_resize("gpu", size_bytes)
-        self.resizes[ticket] = size_bytes
-        return f"ticket {ticket}: {slots} slots"
-
-    def abandon(self, ticket: int) -> str:
-        """Nobody waits for the answer of a flush, drop or resize any more: it goes on all the same."""
-        self.abandoned.add(ticket)
-        point = "flush" if ticket in self.flushes else "drop" if ticket in self.drops else "resize"
-        self.coverage.cancelled(point)
-        return f"ticket {ticket}, {point}"
-
-    # ------------------------------------------------------------ movement
-
     def plan(self) -> list[TransferBatch]:
         expiring = [match for match in self.requests.matches if match.expires_at_s <= self.clock.now()]
         prefetching = self._prefetching()
         batches = self.engine.plan()
+        self._note_circuit()
         self.orders.planned([batch.batch_id for batch in batches if batch.sidecar and batch.target == self.engine.disk])
         for match in expiring:
             assert not match.pins, f"{match!r} pins after its time"
@@ -249,6 +189,14 @@ class World:
         if prefetching > self._prefetching():
             self.coverage.cancelled("prefetch")
         return batches
+
+    def _note_circuit(self) -> None:
+        """The disk's breaker may have moved."""
+        if self.engine.disk is not None:
+            circuit = self.engine.core.planner.breakers.circuit(self.engine.disk)
+            if circuit is not self._circuit:
+                self.coverage.happened(f"breaker: {circuit.value}")
+            self._circuit = circuit
 
     def _prefetching(self) -> int:
         """Blocks that were brought up for a hint and that nobody came for yet."""
@@ -261,8 +209,11 @@ class World:
         self.engine.underway.carry(flying)
         assert flying.done is not None
         batch = flying.batch
-        if batch.sidecar and batch.target == self.engine.disk and flying.done.outcomes[-1].done:
-            self.orders.carried(batch.batch_id, batch.sidecar)
+        if batch.sidecar and batch.target == self.engine.disk:
+            if flying.done.outcomes[-1].done:
+                self.orders.carried(batch.batch_id, batch.sidecar)
+            else:
+                self.orders.disturbed()
         for transfer, outcome in zip(batch.transfers, flying.done.outcomes, strict=False):
             if batch.source == self.engine.disk and outcome.status in BLAMED:
                 self._expect_blame(transfer, outcome)
@@ -278,6 +229,7 @@ class World:
         if flying.done is None:
             self.carry(flying)
         self.engine.end(flying)
+        self._note_circuit()
 
     def run(self) -> int:
         """Plan and end what is due until nothing moves; returns how many batches ended."""
@@ -285,11 +237,25 @@ class World:
             self.plan()
             endable = self.engine.underway.endable(self.clock.now())
             if not endable:
+                self._look_at_order()
                 return ended
             self.end(self.rng.choice(endable))
             if not self.deaf:
                 self.listen()
         raise AssertionError(f"still moving after {BATCHES_MAX} batches")
+
+    def _look_at_order(self) -> None:
+        """If nothing is in its way, the order of the disk is written down in time."""
+        tier, residency = self.engine.disk, self.engine.core.residency
+        if tier is None:
+            return
+        level = residency.levels[tier]
+        blocked = level.blocked_until_s > self.clock.now() or bool(level.room and level.room.excess_bytes())
+        blocked |= residency.orders[tier].paused
+        if blocked or self.odds != Odds() or self.engine.underway.flying:
+            self.orders.disturbed()
+        elif self.orders.quiet(residency, tier, self.clock.now()):
+            self.coverage.happened("order noted in time")
 
     def mend(self) -> None:
         """The disk works again."""
@@ -313,9 +279,34 @@ class World:
             self.end(endable[0])
         return self._restart()
 
+    def lose_device(self, *, flushed: bool) -> str:
+        """The device of the top tier is gone. All that waits for it hears of it; a process must start anew."""
+        self.deaf = 0
+        self.engine.core.lose_device()
+        self.listen()
+        waiting = [ticket for ticket, pending in self.requests.pending.items() if not pending.cancelled]
+        assert not waiting, f"tickets {waiting} wait for slots of a lost device"
+        self.check()
+        try:
+            self.engine.core.submit_reserve(self.engine.core.blank_match(self.keys_of(0, 1, 0), "late", 0), 1, 0.0, 0.0)
+        except DeviceLost:
+            self.coverage.happened("device lost")
+        else:
+            raise AssertionError("slots of a lost device are given away")
+        for ticket in list(self.requests.leases):
+            self.requests.release(ticket)
+        for job_id in list(self.jobs.running):
+            self.jobs.end(job_id, self.rng, 1.0)
+        if flushed:
+            self.questions.flush()
+        self.run()
+        self.check()
+        return self.close()
+
     def _restart(self) -> str:
         rows = self.checks.rows()
-        for point, asked in (("flush", self.flushes), ("drop", self.drops), ("resize", self.resizes)):
+        questions = self.questions
+        for point, asked in (("flush", questions.flushes), ("drop", questions.drops), ("resize", questions.resizes)):
             if asked:
                 self.coverage.cancelled(point)
         self.end_engine()
@@ -347,7 +338,7 @@ class World:
             expected = self.orders.expected(level.policy_name, level.policy_blocks, stored, engine.namespaces)
             restored = self.orders.of(core.residency, tier)
             assert restored == expected, f"the order of eviction is {restored}, expected {expected}"
-        self.orders.observe(core.residency, tier)
+        self.orders.observe(core.residency, tier, self.clock)
 
     def _expect_foreign(self, lease: Lease) -> None:
         try:
