@@ -176,13 +176,23 @@ class Bench:
     def step(self, new=(), preempted=()):
         self.manager.on_schedule_end(ScheduleEndContext(new, preempted))
 
-    def found(self, request, keys):
-        """Step until there is an answer."""
+    def settle(self):
+        """Step until the manager has nothing more to wait for."""
+        for _ in range(STEPS_MAX):
+            if not self.manager.has_pending_work():
+                return
+            self.step()
+            time.sleep(0.001)
+        raise AssertionError("work without end")
+
+    def found(self, request, keys, *, steps=True):
+        """Ask until there is an answer, once in each step."""
         for _ in range(STEPS_MAX):
             hits = self.look(request, keys)
             if hits is not None:
                 return hits
-            self.step()
+            if steps:
+                self.step()
             time.sleep(0.001)  # as vLLM's idle loop does; nothing depends on how long
         raise AssertionError("asked again for ever")
 

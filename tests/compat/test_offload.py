@@ -256,8 +256,69 @@ def test_a_request_that_ends_while_it_loads_leaves_nothing(make, vllm_bench, tmp
     later.manager.on_request_finished(context)
     assert later.manager.has_pending_work()
     answers.set()
-    while later.manager.has_pending_work():
-        later.step()
+    later.settle()
+
+
+def test_what_has_come_is_found_in_the_same_step(make, vllm_bench, tmp_path, monkeypatch):
+    """A load that ended while the model ran costs its request one step more."""
+    from kvtier.tiers.lmdb.store import LmdbTier
+
+    keys = vllm_bench.keys_of(1, 4)
+    tiers = [vllm_bench.host(8), disk(tmp_path)]
+    first = make(tiers)
+    first.store(keys)
+    first.close()
+    answers, read = threading.Event(), LmdbTier.read
+
+    def waiting(self, items):
+        answers.wait(60)
+        return read(self, items)
+
+    monkeypatch.setattr(LmdbTier, "read", waiting)
+    later = make(tiers, kvtier={"limits": {"load_deadline": "30s"}})
+    context = request()
+    assert later.look(context, keys) is None
+    later.step()
+    answers.set()
+    assert later.found(context, keys, steps=False) == 4
+    later.manager.on_request_finished(context)
+
+
+def test_a_load_without_room_is_a_miss(make, vllm_bench, tmp_path):
+    """A request waits for room that nobody promised, or its pins stay after the refusal."""
+    keys = vllm_bench.keys_of(1, 4)
+    tiers = [vllm_bench.host(4), disk(tmp_path)]
+    first = make(tiers)
+    first.store(keys)
+    first.close()
+    later = make(tiers)
+    end = later.begin_store(request("writer"), vllm_bench.keys_of(2, 3))
+    context = request()
+    assert later.found(context, keys) == 0
+    assert later.held() == {"leases": 1, "asked": 1, "jobs": 3}  # the writer's, and that the request has its answer
+    end()
+    later.manager.on_request_finished(context)
+
+
+def test_an_answer_that_cannot_be_had_is_a_miss(make, vllm_bench, monkeypatch):
+    """Requests wait for ever for a cache that answers no more, or the lease that it gave after all is nobody's."""
+    from kvtier.errors import InvariantError
+
+    def broken():
+        raise InvariantError("for a moment")
+
+    bench = make([vllm_bench.host(8)])
+    keys = vllm_bench.keys_of(1, 2)
+    bench.store(keys)
+    context = request()
+    assert bench.look(context, keys) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.manager.cache, "poll", broken)
+        bench.step()
+        assert bench.look(context, keys) == 0
+    bench.step()
+    assert "leases" not in bench.held()
+    bench.manager.on_request_finished(context)
 
 
 # ---------------------------------------------------------------- reset, and the end
@@ -280,8 +341,7 @@ def test_a_reset_overtakes_jobs(make, vllm_bench):
     bench.fill(vllm_bench.keys_of(3, 3))
     store.late()
     assert bench.manager.has_pending_work()
-    while bench.manager.has_pending_work():
-        bench.step()
+    bench.settle()
     bench.store(new)
     context = request()
     assert bench.found(context, new) == 3
