@@ -8,6 +8,7 @@ from kvtier.testing import explore
 from kvtier.testing.exploring.coverage import CANCEL_POINTS, Coverage
 from kvtier.testing.exploring.dict_disk import DictDisk
 from kvtier.testing.exploring.run import explore as run_seed
+from kvtier.testing.exploring.store import GlassDisk
 
 
 def trace(seed, steps=60):
@@ -93,11 +94,18 @@ def test_a_disk_of_ones_own_takes_the_place_of_ours():
     """An author of a tier cannot explore it."""
     made = []
 
+    class Opaque:
+        """It can be opened, and not looked into."""
+
+        def __init__(self, setup):
+            self.open = DictDisk(setup.extents, setup.extent_pages).open
+
     def disk(setup):
-        made.append(DictDisk(setup.extents, setup.extent_pages))
+        made.append(Opaque(setup))
         return made[-1]
 
-    results = [run_seed(seed, 60, disk=disk) for seed in range(6)]
+    results = [run_seed(seed, 120, disk=disk) for seed in range(12)]
     assert not any(result.failure for result in results), [result.failure for result in results]
     assert made
+    assert not isinstance(made[0], GlassDisk)
     assert any(result.coverage.counters["disk.demoted_blocks"] for result in results)

@@ -39,6 +39,7 @@ class Checks:
         self.slots(private_slots, unanswered_slots)
         self.memory()
         self.disk()
+        self.loads()
 
     # ------------------------------------------------------------ memory
 
@@ -111,6 +112,15 @@ class Checks:
         """Those of overtaken blocks, too."""
         return range(self._directory._rows)
 
+    def loads(self) -> None:
+        """A disk that hangs holds at most half of the top tier's slots."""
+        if self._engine.disk is None:
+            return
+        batches = [flying.batch for flying in self._engine.underway.flying]
+        loading = sum(len(b.transfers) for b in batches if (b.source, b.target) == (self._engine.disk, 0))
+        most = max(1, self._engine.setup.gpu_slots_max // 2)
+        assert loading <= most, f"{loading} blocks of the top tier wait for the disk, {most} may"
+
     # ------------------------------------------------------------ disk
 
     def rows(self) -> list[Row]:
@@ -148,7 +158,7 @@ class Checks:
             assert (found.fingerprint, found.key) == named, f"another block lies at place {place}"
             assert found.generation == self._directory.generation(handle, tier), f"place {place} was used again"
             assert self._version_of(found) == self._truth.alive.get(named), "a dropped block can be found on the disk"
-        if not self._engine.underway.writes_to(tier):
+        if isinstance(self._medium, GlassDisk) and not self._engine.underway.writes_to(tier):
             self._expect_all_known(tier, rows)
 
     def _expect_all_known(self, tier: int, rows: dict[int, Row]) -> None:

@@ -15,7 +15,7 @@ from kvtier.engine.polled import Job, Load, Store
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.requests import Pending, Requests
 from kvtier.testing.exploring.truth import Truth
-from kvtier.types import DONE, BatchDone, BlockKey, Outcome, Status
+from kvtier.types import DONE, BatchDone, BlockKey, Outcome, Status, store_key
 
 FAILED = Outcome(Status.FAILED, detail="injected")
 
@@ -39,13 +39,20 @@ class ForeignJobs:
         self.running: dict[int, Running] = {}
         self.kinds: dict[int, str] = {}  # of tickets without an answer
         self.last: BatchDone | None = None
+        self._offered: dict[int, set[BlockKey]] = {}  # by ticket of a store: what was missing when it was asked for
 
     def store(self, keys: Keys, owner: str) -> int:
         """Offer blocks."""
+        missing = {key for row in keys.groups for key in row if not self._is_known(key)}
         ticket = self._engine.surface.submit(Store(keys, owner), self._engine.clock.now())
         self._requests.expect(ticket, keys, len(keys.groups[0]), owner)
         self.kinds[ticket] = "store"
+        self._offered[ticket] = missing
         return ticket
+
+    def _is_known(self, key: BlockKey) -> bool:
+        handle = self._engine.directory.find(store_key(self._engine.namespace, key))
+        return handle is not None and self._engine.directory.top(handle) is not None
 
     def load(self, match: Match, deadline_s: float) -> int:
         """Ask for a match's blocks."""
@@ -58,6 +65,9 @@ class ForeignJobs:
         """A ticket is answered by a job."""
         pending = self._requests.pending.pop(ticket)
         assert self.kinds.pop(ticket) == job.kind
+        offered = self._offered.pop(ticket, None)
+        if offered is not None:
+            assert {*job.keys} == offered, f"{job!r} stores other blocks than those that were missing"
         if pending.dead:
             self._expect_ignored(job)
             return f"ticket {ticket}: nobody is there to do its job"

@@ -18,7 +18,7 @@ from kvtier.engine.polled import Job, Reserve
 from kvtier.errors import UsageError
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.truth import Named, Truth
-from kvtier.types import BlockKey, StoreKey, group_of, store_key
+from kvtier.types import BlockKey, StoreKey, group_of, namespace_of, store_key
 
 STALE_MAX = 6
 
@@ -35,6 +35,8 @@ class Pending:
     alive: dict[Named, int]  # what might be served to it
     from_disk: set[BlockKey] = field(default_factory=set)  # blocks whose fastest copy lay there
     joined: set[BlockKey] = field(default_factory=set)  # blocks that somebody else was bringing up already
+    resident: int | None = None  # tokens, if all that was matched lies in the top tier
+    asked_s: float = 0.0
     waited: bool = False
     cancelled: bool = False
     dead: bool = False  # its owner is
@@ -108,9 +110,20 @@ class Requests:
 
     def reserve(self, match: Match, blocks: int, deadline_s: float) -> int:
         """Ask for slots. What might be served is what may be served now."""
+        resident = self._resident(match)
         ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s), self._engine.clock.now())
         self.expect(ticket, match.keys, blocks, match.owner)
+        pending = self.pending[ticket]
+        pending.resident, pending.asked_s = resident, self._engine.clock.now()
         return ticket
+
+    def _resident(self, match: Match) -> int | None:
+        """The match's tokens, if all its blocks can be served as they lie; else None."""
+        directory, namespace = self._engine.directory, self._engine.namespace
+        handles = [handle for row in match.prefix.handles for handle in row]
+        valid = all(namespace_of(directory.key(h)) == namespace and directory.is_named(h) for h in handles)
+        there = bool(match.pins) and valid and all(directory.is_ready(h, 0) for h in handles)
+        return match.tokens if there else None
 
     def expect(self, ticket: int, keys: Keys, blocks: int, owner: str) -> None:
         """An answer under this ticket will give slots for these keys."""
@@ -144,6 +157,9 @@ class Requests:
                 shown[slot] = self.mark(slot, lease.lease_id)
             owed += list(zip(slots[ready:], row[ready:], strict=False))
         self._expect_decided(lease)
+        if pending.resident is not None and not late:
+            assert lease.tokens_ready == pending.resident, f"{pending.resident} tokens were ready: {lease!r}"
+            assert self._engine.clock.now() == pending.asked_s, "an answer that needs no transfer came late"
         held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed)
         self.compare(held)
         return held
