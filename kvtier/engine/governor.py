@@ -141,14 +141,18 @@ class Governor:
         return total_s
 
     def _seconds_per_byte(self, lane: Lane, now_s: float) -> float | None:
-        """Measured; else, for a disk, what writing to it takes; else, for memory, a careful guess."""
+        """Measured; else, for a disk, what writing to it takes; else, for memory, a careful guess.
+
+        Never less than a first read shows that has not come back yet.
+        """
         source, _ = lane
         measured = self._rates.seconds_per_byte(lane, now_s)
         if measured is None:
             measured = self._rates.seconds_per_byte((source - 1, source), now_s)
         if measured is None and not self._promotions.is_persistent(source):
-            return MEMORY_S_PER_BYTE
-        return measured
+            measured = MEMORY_S_PER_BYTE
+        stuck = self._rates.stuck_per_byte(lane, now_s)
+        return max(measured or 0.0, stuck) if measured is not None or stuck else None
 
     def _runs(self, hits: Sequence[Sequence[int]], sources: Sequence[Sequence[int]], steps: int) -> Iterator[_Run]:
         ways = self._ways_of(hits[0], sources[0]) if len(hits) == 1 else self._slowest(hits, sources, steps)

@@ -26,10 +26,14 @@ class _Way:
 
     def seconds_per_byte(self, now_s: float) -> float | None:
         """None if nothing was measured yet."""
-        stuck = (now_s - self.busy_since_s) / self.underway_bytes if self.underway_bytes else 0.0
         if not self.samples:
             return None
-        return max(stuck, sum(seconds for _, seconds in self.samples) / sum(count for count, _ in self.samples))
+        sampled = sum(seconds for _, seconds in self.samples) / sum(count for count, _ in self.samples)
+        return max(self.stuck_per_byte(now_s), sampled)
+
+    def stuck_per_byte(self, now_s: float) -> float:
+        """At least so long, as nothing of what is under way has arrived."""
+        return (now_s - self.busy_since_s) / self.underway_bytes if self.underway_bytes else 0.0
 
 
 class Rates:
@@ -60,6 +64,11 @@ class Rates:
         """None as long as nothing has arrived on this lane."""
         way = self._ways.get(lane)
         return None if way is None else way.seconds_per_byte(now_s)
+
+    def stuck_per_byte(self, lane: Lane, now_s: float) -> float:
+        """A lower bound, also before anything has arrived: since when what is under way is waited for."""
+        way = self._ways.get(lane)
+        return 0.0 if way is None else way.stuck_per_byte(now_s)
 
     def underway_bytes(self, lane: Lane) -> int:
         way = self._ways.get(lane)

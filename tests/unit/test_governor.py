@@ -174,6 +174,26 @@ def test_a_disk_that_was_never_read_is_as_fast_as_it_was_written():
     assert (lease.decision.why, lease.tokens_ready) == ("slower", 0)
 
 
+def test_a_first_read_that_does_not_come_back_is_a_measurement():
+    """Until the first read of a very slow disk has ended, each request waits for that disk until its deadline."""
+    disk = DictTier()
+    engine = make_engine(gpu=16, host=None, disk=disk)
+    for number in (1, 2):
+        serve(engine, prompt(number, BLOCKS))
+    engine.core.submit_flush()
+    engine.run()
+    fresh = make_engine(gpu=16, host=None, disk=disk)
+    fresh.core.prefilled(0, TOKENS, 1.0)
+    fresh.submit_reserve(fresh.match(prompt(1, BLOCKS)), BLOCKS, 0.5)
+    fresh.plan()  # its read is under way, and stays so
+    assert fresh.held
+    fresh.clock.advance(3.0)
+    later = fresh.submit_reserve(fresh.match(prompt(2, BLOCKS)), BLOCKS, 0.5)
+    lease = fresh.answers.pop(later)
+    assert (lease.decision.why, lease.tokens_ready) in (("deadline", 0), ("slower", 0))
+    assert lease.decision.load_s is not None
+
+
 def test_groups_are_decided_together():
     """A hybrid model's groups are cut at different lengths (sglang PR#31108)."""
     model = tiny_model(groups=2)
