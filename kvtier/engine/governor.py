@@ -121,7 +121,7 @@ class Governor:
                     whole_s = load_s + (whole_s - load_s) * count / run.steps
                 load_s = whole_s
             steps += count
-            saved_s = self._prefill.seconds(steps * self._step)
+            saved_s = self._prefill.saved(steps * self._step, found)
             if saved_s - MARGIN * load_s > gain_s or (not load_s and not gain_s):
                 chosen, chosen_load_s, gain_s = steps * self._step, load_s, saved_s - MARGIN * load_s
             if late:

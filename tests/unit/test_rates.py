@@ -111,3 +111,32 @@ def test_a_faster_machine_is_noticed():
     for _ in range(40):
         speed.observe(0, 1000, 1.0)
     assert speed.seconds(1000) == pytest.approx(1.0, rel=0.1)
+
+
+def test_what_is_computed_behind_a_prefix_may_cost_more_each():
+    """A short restored prefix makes the rest slower than all would have been, and is loaded all the same."""
+    speed = PrefillSpeed()
+    speed.observe(0, 1000, 1.0)
+    assert speed.saved(1000, 1000) == pytest.approx(1.0)
+    assert speed.saved(100, 1000) == pytest.approx(1.0 - 1.25 * 0.9)  # a careful guess
+    speed.observe(100, 900, 0.9 * 1.5)
+    assert speed.saved(100, 1000) < speed.saved(300, 1000) < speed.saved(1000, 1000)
+    assert speed.saved(100, 1000) < 0
+
+
+def test_an_engine_that_computes_in_pieces_learns_that_they_cost_no_more():
+    """What only some kinds of attention do keeps kvtier from loading for all of them."""
+    speed = PrefillSpeed()
+    for _ in range(5):
+        for start in range(0, 1024, 256):
+            speed.observe(start, 256, 0.256)
+    assert speed.saved(100, 1000) == pytest.approx(0.1, rel=0.02)
+
+
+def test_one_wild_report_is_not_believed():
+    """A single slow minute keeps kvtier from loading for long."""
+    speed = PrefillSpeed()
+    for seconds in (0.5, 50.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5):
+        speed.observe(0, 500, 0.5)
+        speed.observe(500, 500, seconds)
+    assert speed.saved(500, 1000) > 0
