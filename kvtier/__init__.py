@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvtier.errors import (
         ClosedError,
         ConfigError,
+        DeviceLost,
         InvariantError,
         KvtierError,
         StoreError,
@@ -42,11 +43,13 @@ _HOMES = {
     "ClosedError": "kvtier.errors",
     "StoreError": "kvtier.errors",
     "InvariantError": "kvtier.errors",
+    "DeviceLost": "kvtier.errors",
 }
 
 __all__ = [
     "ClosedError",
     "ConfigError",
+    "DeviceLost",
     "ExtraKeys",
     "InvariantError",
     "Keys",

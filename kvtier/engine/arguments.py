@@ -12,6 +12,8 @@ from kvtier.errors import UsageError
 from kvtier.types import BlockKey
 
 T = TypeVar("T")
+INTEGER_MAX = 1 << 53  # floats count so far
+SECONDS_MAX = 1e12  # 30,000 years
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
@@ -29,6 +31,8 @@ def integer(name: str, value: Any, at_least: int = 0) -> int:
         raise UsageError(f"{name} is {value!r}; pass an integer") from None
     if number < at_least:
         raise UsageError(f"{name}={number}: use {at_least} or more")
+    if number > INTEGER_MAX:
+        raise UsageError(f"{name} has {number.bit_length()} bits: use 2**53 at most")
     return number
 
 
@@ -43,8 +47,10 @@ def seconds(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise UsageError(f"{name} is {value!r}; pass seconds") from None
-    if not 0 <= number < math.inf:
-        raise UsageError(f"{name}={value!r}: use 0 or more seconds")
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number <= SECONDS_MAX:
+        raise UsageError(f"{name}={number!r}: use 0 or more seconds, and {SECONDS_MAX:g} at most")
     return number
 
 

@@ -13,14 +13,14 @@ Units: tokens, slots, bytes, seconds of the caller's clock.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.blocks.hashing import Keys
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
 from kvtier.cache.adoption import adopt
-from kvtier.cache.leases import Found, Lease, Match
+from kvtier.cache.leases import Found, Lease, Match, NoRoom, Phase
 from kvtier.cache.level import Level
 from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
@@ -35,6 +35,8 @@ from kvtier.errors import UsageError
 from kvtier.metrics import Counters
 from kvtier.registry import suggestion
 from kvtier.types import BatchDone, BlockKey, ModelSpec, StoredBlock, TransferBatch, namespace_of, store_key
+
+T = TypeVar("T")
 
 
 class Core:
@@ -200,6 +202,8 @@ class Core:
         ticket = self._id()
         handles = [h for h in self._directory.handles() if namespace_of(self._directory.key(h)) == namespace]
         self._leases.dropped(namespace)
+        if namespace == self._namespace:
+            self._prefetch.forget()
         self.planner.drop(ticket, namespace, handles)
         return ticket
 
@@ -266,7 +270,7 @@ class Core:
     def poll(self) -> list[tuple[int, Answer]]:
         """Tickets answered since the last call. Each is reported once."""
         for ticket, answer in self._leases.ended:
-            self._answers.append((ticket, answer))
+            self._answers.append((ticket, self.current(answer)))
             if isinstance(answer, Lease):  # its match is consumed
                 self._matches.pop(answer.record.match.match_id, None)
         self._leases.ended.clear()
@@ -277,6 +281,12 @@ class Core:
         self._answers += [(ticket, Flushed(blocks, failed)) for ticket, blocks, failed in ended]
         answers, self._answers = self._answers, []
         return answers
+
+    def current(self, answer: T) -> T | NoRoom:
+        """An answer that nobody has fetched yet: a lease that was given back meanwhile is none any more."""
+        if not isinstance(answer, Lease) or answer.record.phase is not Phase.RELEASED:
+            return answer
+        return NoRoom(sum(map(len, answer.record.slots)), self.residency.takeable(0, drop_dirty=True))
 
     def wake_at_s(self, now_s: float) -> float | None:
         """When to plan again though nothing happens."""

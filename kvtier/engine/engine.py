@@ -117,7 +117,7 @@ class Engine:
         def claim(core: Core, now_s: float) -> list[tuple[int, Answer | Job]]:
             self._answer()
             answers, self._unclaimed = self._unclaimed, []
-            return answers
+            return [(ticket, self._surface.current(answer)) for ticket, answer in answers]
 
         return self.call(claim)
 

@@ -107,6 +107,18 @@ class PolledSurface:
         """Answers since the last call."""
         return [(ticket, self._translated(ticket, answer)) for ticket, answer in self._core.poll()]
 
+    def current(self, answer: Answer | Job) -> Answer | Job:
+        """An answer that waited to be fetched: one with slots that were given back meanwhile is NoRoom."""
+        if not isinstance(answer, Job):
+            return self._core.current(answer)
+        if answer.job_id not in self._jobs:
+            return answer
+        now = self._core.current(self._jobs[answer.job_id][1])
+        if isinstance(now, NoRoom):
+            self._jobs.pop(answer.job_id)
+            return now
+        return answer
+
     def _translated(self, ticket: int, answer: Answer) -> Answer | Job:
         keys = self._stores.pop(ticket, None)
         match = self._loads.pop(ticket, None)
@@ -132,15 +144,18 @@ class PolledSurface:
 
     def apply(self, done: BatchDone) -> None:
         """A job ended: commit what was stored, give the slots back. A second answer for a job is ignored."""
+        arguments.instance("done", done, BatchDone)
         job_id = arguments.integer("batch_id", done.batch_id)
         if job_id not in self._jobs:
             return
         job, lease = self._jobs[job_id]
-        if len(done.outcomes) != len(job.keys) or not all(isinstance(o, Outcome) for o in done.outcomes):
-            raise UsageError(f"job {job.job_id} has {len(job.keys)} keys, {len(done.outcomes)} outcomes were given")
+        outcomes = done.outcomes if isinstance(done.outcomes, tuple | list) else ()
+        if len(outcomes) != len(job.keys) or not all(isinstance(o, Outcome) for o in outcomes):
+            given = f"{len(outcomes)} outcomes" if outcomes else repr(done.outcomes)
+            raise UsageError(f"job {job.job_id} has {len(job.keys)} keys, {given} were given: pass an Outcome for each")
         del self._jobs[job_id]
         if job.kind == "store" and lease.record.phase is Phase.ACTIVE:  # else its owner was taken for dead
-            triples = zip(job.slots, job.keys, done.outcomes, strict=True)
+            triples = zip(job.slots, job.keys, outcomes, strict=True)
             with suppress(DeviceLost):  # too late for its slots: nothing to publish, and nobody to blame
                 self._core.commit(lease, [(slot, key) for slot, key, outcome in triples if outcome.done])
         self._core.release_lease(lease)

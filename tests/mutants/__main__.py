@@ -4,6 +4,7 @@ Prints rows of a Markdown table. Exit codes: 0 all were caught, 1 one was not.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ from tests.mutants.draw import FILES, drawn
 from tests.mutants.mutant import Mutant
 from tests.mutants.table import MUTANTS
 from tests.mutants.trial import PACKAGE, SEEDS, Verdict, trials
+
+RANGE = r"\d+:\d+"
 
 
 def main() -> int:
@@ -23,6 +26,14 @@ def main() -> int:
     parser.add_argument("--seeds", default=SEEDS, help=f"of the explorer (default: {SEEDS})")
     parser.add_argument("--jobs", type=int, default=1, help="mutants tried at a time (default: 1)")
     options = parser.parse_args()
+    unknown = {*options.names} - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))} in the table")
+    for given in (options.seeds, options.draw):
+        if given is not None and not (re.fullmatch(RANGE, given) and len(range(*map(int, given.split(":"))))):
+            parser.error(f"{given!r} is no range; write 0:300")
+    if options.jobs < 1:
+        parser.error("--jobs: use 1 or more")
     mutants = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
     if options.draw:
         first, _, stop = options.draw.partition(":")

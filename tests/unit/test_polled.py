@@ -2,6 +2,7 @@
 
 import pytest
 
+import kvtier
 from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.leases import NoRoom
@@ -14,6 +15,9 @@ from kvtier.policies.lru import LRU
 from kvtier.testing.dict_tier import DictTier
 from kvtier.tiers.host import HostTier
 from kvtier.types import DONE, PAGE_BYTES, BatchDone, Outcome, Status
+from tests.cache_bench import config_for
+from tests.cache_bench import prompt as real_prompt
+from tests.cache_bench import serve as real_serve
 from tests.engine_bench import BLOCK_BYTES, content_of, prompt, tiny_model
 
 
@@ -202,3 +206,31 @@ def test_answers_that_do_not_fit_a_job_are_refused():
     bench.surface.apply(BatchDone(job.job_id, (DONE, DONE, DONE)))
     bench.surface.apply(BatchDone(9999, (DONE,)))
     assert bench.core.peek(prompt(1, 3)).tokens == 12
+
+
+@pytest.mark.parametrize("request_of", [lambda keys, match: Store(keys, "dead"), lambda keys, match: Load(match, 9.0)])
+def test_what_a_dead_owner_never_fetched_is_no_job_any_more(request_of, tmp_path):
+    """A scheduler that polls for all owners copies into slots that another request has by now."""
+    with kvtier.open_sync(config_for(tmp_path)) as cache:
+        keys = real_prompt(cache.config, 1, 2)
+        real_serve(cache, real_prompt(cache.config, 1, 2))
+        ticket = cache.submit(request_of(real_prompt(cache.config, 2, 2), cache.match(keys, owner="dead")))
+        assert cache.release_owner("dead") >= 1
+        ((answered, answer),) = cache.poll()
+        assert answered == ticket
+        assert isinstance(answer, kvtier.NoRoom)
+        assert answer.slots_needed >= 1
+        assert cache.stats()["leases"] == 0
+        assert cache.poll() == []
+
+
+@pytest.mark.parametrize("outcomes", [None, 5, "DONE", (1,), ()])
+def test_outcomes_that_are_none_are_refused_and_the_cache_lives(outcomes, tmp_path):
+    """A mistake of the engine around it stops the cache for good."""
+    with kvtier.open_sync(config_for(tmp_path)) as cache:
+        cache.submit(Store(real_prompt(cache.config, 1, 2), "me"))
+        ((_, job),) = cache.poll()
+        with pytest.raises(kvtier.UsageError, match="an Outcome for each"):
+            cache.apply(BatchDone(job.job_id, outcomes))
+        cache.apply(BatchDone(job.job_id, (DONE,) * len(job.keys)))
+        assert cache.peek(real_prompt(cache.config, 1, 2)).tokens

@@ -169,6 +169,19 @@ def test_new_weights_end_what_was_announced():
     engine.check()
 
 
+def test_a_reset_ends_what_was_announced():
+    """Blocks that nobody can find hold their slots, and the budget, until the hint is forgotten."""
+    engine = pushed_down(3, 2, lookahead=1)
+    announce(engine, *(prompt(number, 2) for number in range(3)))
+    engine.run()
+    engine.core.submit_drop()
+    engine.run()
+    tiers = engine.core.stats()["tiers"].values()
+    assert [tier["slots_quarantined"] for tier in tiers if "slots_quarantined" in tier] == [0, 0]
+    assert counts(engine)[:4] == (2, 0, 0, 2)
+    engine.check()
+
+
 def test_hints_that_cannot_help_are_counted():
     """Hints vanish without a trace."""
     engine = pushed_down(1, 3, lookahead=0)

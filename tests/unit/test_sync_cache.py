@@ -287,3 +287,29 @@ def test_an_interrupt_while_reserving_leaves_no_lease_behind(tmp_path, monkeypat
         assert cache.stats()["leases"] == 0
         assert not cache._engine._waiters
         assert cache.check() == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cache, match: cache.prefilled(10**400, 1.0),
+        lambda cache, match: cache.prefilled(10**80, 1.0),
+        lambda cache, match: cache.prefilled(5, 1.0, start=10**400),
+        lambda cache, match: cache.prefilled(10, 1.7e308),
+        lambda cache, match: cache.prefilled(10, 10**400),
+        lambda cache, match: cache.reserve(match, 1, load_deadline_s=10**400),
+        lambda cache, match: cache.submit(Reserve(match, 1, load_deadline_s=10**400)),
+        lambda cache, match: cache.submit(Load(match, load_deadline_s=10**400)),
+    ],
+)
+def test_numbers_beyond_all_measure_are_refused_and_the_cache_lives(call, tmp_path):
+    """A mistake in one call stops the cache for everybody."""
+    config = config_for(tmp_path)
+    with kvtier.open_sync(config) as cache:
+        cache.prefilled(100, 1.0)
+        match = cache.match(prompt(config, 1, 2), owner="me")
+        with pytest.raises(kvtier.UsageError):
+            call(cache, match)
+        serve(cache, prompt(config, 1, 2))
+        assert cache.peek(prompt(config, 1, 2)).tokens == 8
+        assert cache.check() == []

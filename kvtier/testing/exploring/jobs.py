@@ -68,9 +68,7 @@ class ForeignJobs:
         offered = self._offered.pop(ticket, None)
         if offered is not None:
             assert {*job.keys} == offered, f"{job!r} stores other blocks than those that were missing"
-        if pending.dead:
-            self._expect_ignored(job)
-            return f"ticket {ticket}: nobody is there to do its job"
+        assert not pending.dead, f"slots of a dead owner are handed out: {job!r}"
         assert len({*job.slots}) == len(job.keys) == len({*job.keys}), "a job has a slot of its own for each block"
         shown: dict[int, bytes] = {}
         for slot, key in zip(job.slots, job.keys, strict=True):

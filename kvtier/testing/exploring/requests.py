@@ -138,7 +138,8 @@ class Requests:
         pending = self.pending.pop(ticket)
         if isinstance(answer, NoRoom):
             return f"ticket {ticket}: no room, {answer.slots_needed} needed, {answer.slots_available} available"
-        if pending.cancelled or pending.dead:
+        assert not pending.dead, f"slots of a dead owner are handed out: {answer!r}"
+        if pending.cancelled:
             self._keep_stale(answer)
             return f"ticket {ticket}: nobody waits for its answer"
         self.leases[ticket] = self.shown_by(answer, pending, late=late)
