@@ -171,6 +171,7 @@ class OrderLog:
             ghosts,
             self._namespaces(ghosts),
         )
+        self._number += 1  # should it be lost, no log that was planned behind it may fit the snapshot before
         rows: Rows = dict.fromkeys(self._stored)
         new = order_rows.encode_snapshot(self._number, snapshot)
         self._snapshot_bytes = sum(map(len, new.values()))

@@ -168,6 +168,23 @@ def test_a_gap_in_the_log_ends_it():
     assert cut.policy.check() == []
 
 
+def test_a_log_behind_a_lost_snapshot_fits_no_older_one():
+    """What was planned while a snapshot was on its way is told to the policy of the snapshot before."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "lru")
+    use(engine, 5)
+    order = order_of(flushed(engine))
+    before = recall(disk.notes).policy
+    order._snapshot_due = order.changed = True
+    lost = order.piece()
+    assert any(name.startswith(order_rows.SNAPSHOT_KEY) for name in lost)
+    order.touch(order.candidates(1), Access.REUSE, 1)
+    behind = order.piece()
+    assert [name.startswith(order_rows.LOG_KEY) for name in behind] == [True]
+    after = recall(disk.notes | behind).policy
+    assert after.candidates(len(after)) == before.candidates(len(before))
+
+
 def test_a_failed_batch_is_followed_by_a_snapshot():
     """After a failing disk the log has a hole for good."""
     disk = DictTier(blocks_max=16)
