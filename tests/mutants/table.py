@@ -66,11 +66,11 @@ NAMED = (
         "the pins of a match are let go at each release",
     ),
     Mutant(
-        "release twice: job",
+        "release twice: dead owner",
         "engine/polled.py",
-        "        del self._jobs[job_id]",
-        "        pass",
-        "the second answer of a job is applied as well",
+        " and lease.record.phase is Phase.ACTIVE",
+        "",
+        "the late answer of a dead owner's job is applied to a lease that was given back",
     ),
 )
 DRAWN = (
