@@ -1,21 +1,13 @@
 """vLLM's blocks come back from kvtier as they were. Needs vLLM 0.32: `make test-vllm` brings it.
 
-First the manager and the workers as vLLM drives them, call by call; then whole engines on the CPU, each in a process of
-its own.
+The manager and the workers as vLLM drives them, call by call; whole engines are in `test_offload_engines.py`.
 """
 
 import importlib.util
-import json
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 import warnings
 
 import pytest
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed; run `make test-vllm`"),
@@ -204,8 +196,8 @@ def damage(folder, page):
     slab.write_bytes(content)
 
 
-def test_a_disk_that_hangs_is_a_miss(make, vllm_bench, tmp_path, monkeypatch):
-    """A request waits for a disk that does not answer, and each of its lookups starts another load."""
+def over_held_disk(make, vllm_bench, tmp_path, monkeypatch, load_deadline):
+    """A bench whose four stored keys lie on a disk that does not answer; the keys, what lets it, and its reads."""
     from kvtier.tiers.lmdb.store import LmdbTier
 
     keys = vllm_bench.keys_of(1, 4)
@@ -215,13 +207,27 @@ def test_a_disk_that_hangs_is_a_miss(make, vllm_bench, tmp_path, monkeypatch):
     first.close()
     answers, read, reads = threading.Event(), LmdbTier.read, []
 
-    def hanging(self, items):
+    def held(self, items):
         reads.append(len(items))
         answers.wait(60)
         return read(self, items)
 
-    monkeypatch.setattr(LmdbTier, "read", hanging)
-    later = make(tiers, kvtier={"limits": {"load_deadline": "20ms"}})
+    monkeypatch.setattr(LmdbTier, "read", held)
+    return make(tiers, kvtier={"limits": {"load_deadline": load_deadline}}), keys, answers, reads
+
+
+def loading(*where):
+    """A bench over a held disk, the context of a request that waits for it, its keys, and what lets the disk answer."""
+    later, keys, answers, _ = over_held_disk(*where, "30s")
+    context = request()
+    assert later.look(context, keys) is None
+    later.step()
+    return later, context, keys, answers
+
+
+def test_a_disk_that_hangs_is_a_miss(make, vllm_bench, tmp_path, monkeypatch):
+    """A request waits for a disk that does not answer, and each of its lookups starts another load."""
+    later, keys, answers, reads = over_held_disk(make, vllm_bench, tmp_path, monkeypatch, "20ms")
     context = request()
     assert later.found(context, keys) == 0
     later.step()
@@ -235,24 +241,7 @@ def test_a_disk_that_hangs_is_a_miss(make, vllm_bench, tmp_path, monkeypatch):
 
 def test_a_request_that_ends_while_it_loads_leaves_nothing(make, vllm_bench, tmp_path, monkeypatch):
     """The lease of a load that nobody waits for is never given back."""
-    from kvtier.tiers.lmdb.store import LmdbTier
-
-    keys = vllm_bench.keys_of(1, 4)
-    tiers = [vllm_bench.host(8), disk(tmp_path)]
-    first = make(tiers)
-    first.store(keys)
-    first.close()
-    answers, read = threading.Event(), LmdbTier.read
-
-    def waiting(self, items):
-        answers.wait(60)
-        return read(self, items)
-
-    monkeypatch.setattr(LmdbTier, "read", waiting)
-    later = make(tiers, kvtier={"limits": {"load_deadline": "30s"}})
-    context = request()
-    assert later.look(context, keys) is None
-    later.step()
+    later, context, _, answers = loading(make, vllm_bench, tmp_path, monkeypatch)
     later.manager.on_request_finished(context)
     assert later.manager.has_pending_work()
     answers.set()
@@ -261,24 +250,7 @@ def test_a_request_that_ends_while_it_loads_leaves_nothing(make, vllm_bench, tmp
 
 def test_what_has_come_is_found_in_the_same_step(make, vllm_bench, tmp_path, monkeypatch):
     """A load that ended while the model ran costs its request one step more."""
-    from kvtier.tiers.lmdb.store import LmdbTier
-
-    keys = vllm_bench.keys_of(1, 4)
-    tiers = [vllm_bench.host(8), disk(tmp_path)]
-    first = make(tiers)
-    first.store(keys)
-    first.close()
-    answers, read = threading.Event(), LmdbTier.read
-
-    def waiting(self, items):
-        answers.wait(60)
-        return read(self, items)
-
-    monkeypatch.setattr(LmdbTier, "read", waiting)
-    later = make(tiers, kvtier={"limits": {"load_deadline": "30s"}})
-    context = request()
-    assert later.look(context, keys) is None
-    later.step()
+    later, context, keys, answers = loading(make, vllm_bench, tmp_path, monkeypatch)
     answers.set()
     assert later.found(context, keys, steps=False) == 4
     later.manager.on_request_finished(context)
@@ -464,65 +436,3 @@ def test_a_copy_that_cannot_be_made_is_no_success(make, vllm_bench):
         fresh.submit_load(1, gone, target)
     assert worker.get_finished() + fresh.get_finished() == []
     bench.manager.complete_load(set(keys), context)
-
-
-# ---------------------------------------------------------------- whole engines
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("engines")
-
-
-def run(scenario, folder, *, processes="0"):
-    """What a scenario of `offload_engine` tells, run in a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = processes
-    command = [sys.executable, "-m", "tests.compat.offload_engine", scenario, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def expect_same_again(told, cached=480):
-    """15 of the 16 blocks of a prompt of 500 tokens lie before its last token."""
-    cold, warm, reset = told["cold"], told["warm"], told["reset"]
-    assert warm[0] == reset[0] == cold[0]
-    assert [cold[1], warm[1], reset[1]] == [0, cached, 0]
-
-
-NOTHING_HELD = {"leases": 0, "matches": 0, "asked": 0, "jobs": 0, "findings": [], "errors": 0}
-
-
-def test_an_engine_in_this_process(folder):
-    """vLLM says something else over kvtier than alone, or kvtier keeps slots for requests that are gone.
-
-    The second half is a GPU of 28 blocks under 24 requests with four prefixes, which preempts and evicts all the time.
-    """
-    told = run("pressure", folder)
-    expect_same_again(told["again"])
-    assert told["pressed"] == told["alone"]
-    assert told["loaded_bytes"] > 0
-    assert told["held"] == NOTHING_HELD
-
-
-def test_an_engine_in_another_process(folder):
-    """Only an engine in the caller's own process can use kvtier."""
-    expect_same_again(run("again", folder, processes="1"))
-
-
-def test_two_ranks_with_several_blocks_a_chunk(folder):
-    """Ranks cannot share the slab, or get each other's heads; 448 tokens are 7 chunks of 64."""
-    expect_same_again(run("ranks", folder, processes="1"), cached=448)
-
-
-def test_a_restart_and_a_damaged_store(folder):
-    """A second process begins cold, or a store that lies makes wrong tokens, a crash or a request without end."""
-    first, second = run("first", folder), run("second", folder)
-    assert first["cold"][1] == 0
-    assert second["warm"] == [first["cold"][0], 480]
-    assert second["damaged"][0] == second["again"][0] == first["cold"][0]
-    assert second["damaged"][1] == 32 * second["sound_blocks"] < 480
-    assert second["again"][1] == 480
-    assert second["corrupt"] > 0
-    assert second["held"] == NOTHING_HELD

@@ -109,3 +109,16 @@ def test_a_disk_of_ones_own_takes_the_place_of_ours():
     assert made
     assert not isinstance(made[0], GlassDisk)
     assert any(result.coverage.counters["disk.demoted_blocks"] for result in results)
+
+
+def test_a_cache_that_cannot_be_opened_fails_its_seed():
+    """A disk whose opening raises ends the explorer with a traceback, and no seed is named."""
+
+    class Shut:
+        def open(self, namespaces):
+            raise OSError("no such device")
+
+    results = [run_seed(seed, 5, disk=lambda setup: Shut()) for seed in range(6)]
+    failures = [result for result in results if result.failure]
+    assert failures
+    assert all("no such device" in result.failure and result.failed_at == 0 for result in failures)

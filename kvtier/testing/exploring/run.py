@@ -40,8 +40,13 @@ def explore(
     setup = Setup.drawn(rng)
     say = tell or _say_nothing
     say(f"seed {seed}: {setup}")
-    world = World(setup, rng, disk(setup) if disk and "disk" in setup.shape else None)
-    result = Result(seed, coverage=world.coverage)
+    result = Result(seed)
+    try:
+        world = World(setup, rng, disk(setup) if disk and "disk" in setup.shape else None)
+    except Exception:  # noqa: BLE001  a cache that cannot be opened is a finding, too
+        result.failure, result.failed_at = traceback.format_exc(limit=-4), 0
+        return result
+    result.coverage = world.coverage
     schedule = Schedule(rng, setup.rough)
     step: int | None = 0
     try:
