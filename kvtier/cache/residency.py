@@ -205,7 +205,8 @@ class Residency:
         self._reasons[handle, tier] = reason
         if (pool := self.levels[tier].pool) is not None:  # a transfer or a lease may still use the slot
             pool.quarantine(self.directory.place(handle, tier))
-            self.counters.add_tier(tier, "quarantined")
+            overtaken = move is not Move.FAILED  # else its transfer has ended, and the slot is free in a moment
+            self.counters.add_tier(tier, "quarantined", int(overtaken))
 
     def never_written(self, handle: int, tier: int) -> None:
         """The write of a copy that was dropped meanwhile failed: there is nothing to erase."""

@@ -118,10 +118,9 @@ class TieredCache(CacheVerbs):
             patience_s = CLOSING_S
             raise
         finally:
-            unsaved = self._unsaved()
             self._running.begin_close()  # before waiting: a loop that ends would cancel what has not begun
             await self._closed(patience_s)
-        return unsaved
+        return self._running.unsaved_blocks
 
     async def _closed(self, patience_s: float | None) -> None:
         """Wait until the tiers are closed; cancelled, a while only, so that the store can be opened again."""

@@ -55,6 +55,7 @@ class Engine:
         self._fault: InvariantError | None = None
         self._closing = False
         self.turns = 0  # how often the thread has planned
+        self.unsaved_blocks = 0  # once closed: what a persistent tier should have and has not
         self._gate = threading.Lock()
         self._executor = Executor(tiers, self._report)
         self._thread = threading.Thread(target=self._run, name="kvtier-engine", daemon=True)
@@ -161,13 +162,11 @@ class Engine:
             self._take_turns(self._patience_s())
             if self._fault is None and not self._closing:
                 try:
-                    for batch in self._core.plan(self._clock.now()):
-                        self._executor.submit(batch)
+                    if not all(map(self._executor.submit, self._core.plan(self._clock.now()))):
+                        return  # the interpreter ends, and its worker threads have ended before this one
                     self._answer()
                     self.turns += 1
                 except Exception as error:  # noqa: BLE001 - the thread must live on to say so
-                    if not threading.main_thread().is_alive():
-                        return  # the interpreter ends, and its worker threads have ended before this one
                     self._broken(error)
         self._shut_down()
 
@@ -217,12 +216,16 @@ class Engine:
         for waiter in waiters.values():
             waiter(error)
 
+    def _count_unsaved(self) -> None:
+        self.unsaved_blocks = self._core.unsaved()
+
     def _shut_down(self) -> None:
         """Nobody waits in vain: what is asked is refused at once, what is running ends and is acknowledged."""
         self._dismiss(ClosedError("the cache was closed"))
         self._executor.close()
         self._take_turns(0.0)
         self._dismiss(ClosedError("the cache was closed"))
+        self._guarded(self._count_unsaved)  # now that no write is under way any more
         try:
             with ExitStack() as closing:  # all of them, the lowest first, whatever happens to one
                 for tier in self._tiers:

@@ -15,6 +15,8 @@ from kvtier.errors import DeviceLost
 from kvtier.tiers.base import SupportsDrop, SupportsRemap, SupportsSlots, Tier
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
 
+PLACE_BITS, GENERATION_BITS = 32, 64  # as wide as the directory's columns
+
 log = logging.getLogger("kvtier")
 
 
@@ -30,9 +32,13 @@ class Executor:
                 name = f"kvtier-{tier.name}-{direction}"
                 self._threads[index, direction] = ThreadPoolExecutor(count, thread_name_prefix=name)
 
-    def submit(self, batch: TransferBatch) -> None:
-        """Start a batch. Returns at once."""
-        self._threads[lane_of(self._tiers, batch)].submit(self._run, batch)
+    def submit(self, batch: TransferBatch) -> bool:
+        """Start a batch. Returns at once: False if the interpreter ends, and nothing runs any more."""
+        try:
+            self._threads[lane_of(self._tiers, batch)].submit(self._run, batch)
+        except RuntimeError:  # all that threads which nobody has shut down can say
+            return False
+        return True
 
     def close(self) -> None:
         """Wait until everything that was submitted is reported, and end the threads. Idempotent."""
@@ -56,17 +62,34 @@ def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
 def carry_out(tiers: Sequence[Tier], batch: TransferBatch) -> BatchDone:
     """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing."""
     try:
-        outcomes = _outcomes(tiers, batch)
-        if len(outcomes) != batch.outcomes:
-            raise RuntimeError(f"{len(outcomes)} outcomes for {batch.outcomes} items")
+        outcomes = credible(_outcomes(tiers, batch), batch.outcomes)
     except DeviceLost as error:
         log.error("batch %d from tier %d to %d: %s", batch.batch_id, batch.source, batch.target, error)
         outcomes = [Outcome(Status.DEVICE_LOST, detail=repr(error))] * batch.outcomes
-    except Exception as error:
+    except BaseException as error:  # SystemExit too: it would end nothing but this batch's acknowledgement
         # A tier that breaks its promise must not hang those who wait for the batch.
         log.exception("batch %d from tier %d to %d failed", batch.batch_id, batch.source, batch.target)
         outcomes = [Outcome(Status.FAILED, detail=repr(error))] * batch.outcomes
     return BatchDone(batch.batch_id, tuple(outcomes))
+
+
+def credible(outcomes: Sequence[object], count: int) -> list[Outcome]:
+    """What a tier answered, and FAILED where that cannot be: it ends as a miss, not as a bug of the engine.
+
+    Raises RuntimeError if there is not one outcome for each of `count` items.
+    """
+    if len(outcomes) != count:
+        raise RuntimeError(f"{len(outcomes)} outcomes for {count} items")
+    return [_credible(outcome) for outcome in outcomes]
+
+
+def _credible(outcome: object) -> Outcome:
+    if isinstance(outcome, Outcome) and isinstance(outcome.status, Status):
+        numbers = ((outcome.place, PLACE_BITS), (outcome.generation, GENERATION_BITS))
+        if not outcome.done or all(type(n) is int and 0 <= n < 1 << bits for n, bits in numbers):
+            return outcome
+    log.error("a tier answered %.200r for a block", outcome)
+    return Outcome(Status.FAILED, detail=f"the tier answered {outcome!r:.200}")
 
 
 def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:

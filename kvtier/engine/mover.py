@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from kvtier.engine.executor import credible
 from kvtier.engine.moves import Move
 from kvtier.tiers.base import SupportsSlots, Tier
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, WriteBatch, WriteItem, group_of, store_key
@@ -42,8 +43,8 @@ class TierMover:
 
     def _carry_out(self, move: Move) -> None:
         try:
-            outcomes = self._store(move) if move.kind == "store" else self._load(move)
-        except Exception as error:  # noqa: BLE001  memory that went away: these blocks are not there, and nobody waits
+            outcomes = credible(self._store(move) if move.kind == "store" else self._load(move), len(move.keys))
+        except BaseException as error:  # noqa: BLE001  memory that went away: these blocks are not there, nobody waits
             outcomes = [Outcome(Status.FAILED, detail=repr(error)) for _ in move.keys]
         self._done.put(BatchDone(move.move_id, tuple(outcomes)))
 

@@ -87,9 +87,8 @@ class SyncCache(CacheVerbs):
         except (TimeoutError, KvtierError):
             pass  # what is left is counted below
         finally:
-            unsaved = self._unsaved()
             self._stop()
-        return unsaved
+        return self._running.unsaved_blocks
 
     def _answer(
         self,

@@ -227,13 +227,6 @@ class CacheVerbs:
         if running is not None and not running.closed:
             warnings.warn(f"a kvtier cache was never closed: {self!r}", ResourceWarning, source=self, stacklevel=2)
 
-    def _unsaved(self) -> int:
-        """Blocks that are in memory only although there is a persistent tier."""
-        try:
-            return self._engine.call(lambda core, now_s: core.unsaved())
-        except KvtierError:
-            return 0
-
     def _stop(self) -> None:
         if self._running is not None:
             self._views.clear()
