@@ -24,6 +24,7 @@ from kvtier.cache.leases import Found, Lease, Match, NoRoom, Phase
 from kvtier.cache.level import Level
 from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
+from kvtier.engine import arguments
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.governor import Governor
 from kvtier.engine.planner import Planner
@@ -108,7 +109,8 @@ class Core:
 
     def blank_match(self, keys: Keys, owner: str, tokens_max: int | None) -> Match:
         """A match that has not looked yet: it pins nothing and is not counted."""
-        return Match(self._id(), self, self._namespace, owner, keys, tokens_max)
+        arguments.instance("owner", owner, str)  # by which `release_owner` finds it
+        return Match(self.new_id(), self, self._namespace, owner, keys, tokens_max)
 
     def peek(self, keys: Keys, tokens_max: int | None = None) -> Found:
         """Ask the same and pin nothing."""
@@ -140,7 +142,7 @@ class Core:
         self.counters.add("reserves")
         if not match.pins or match.namespace != self._namespace:
             self._look(match)  # expired, consumed, released or of other weights: nothing of it holds any more
-        ticket = self._id()
+        ticket = self.new_id()
         self._leases.begin(ticket, match, blocks_total, deadline_s, now_s)
         self._prefetch.used([h for handles in match.prefix.handles for h in handles])
         return ticket
@@ -152,9 +154,16 @@ class Core:
         ones its slots were written: nothing is published (counted `stale_commits`).
         """
         self._expect_ours(lease, lease.record.match.home)
-        stale = lease.record.namespace != self._namespace or self._leases.is_stale(lease)
+        stale = self._is_stale(lease)
         self.counters.add("stale_commits", len(pairs) * stale)
         self._leases.commit(lease, () if stale else pairs)
+
+    def may_publish(self, lease: Lease) -> bool:
+        """Whether a commit under this lease would still publish something."""
+        return lease.record.phase is Phase.ACTIVE and not self._is_stale(lease)
+
+    def _is_stale(self, lease: Lease) -> bool:
+        return lease.record.namespace != self._namespace or self._leases.is_stale(lease)
 
     def prefilled(self, start: int, tokens: int, seconds: float) -> None:
         """The engine has computed `tokens` tokens behind the first `start` ones of a prompt in so many seconds."""
@@ -190,7 +199,7 @@ class Core:
 
     def submit_flush(self) -> int:
         """Copy all that lies only in memory to the lowest persistent tier; `Flushed` comes from `poll`."""
-        ticket = self._id()
+        ticket = self.new_id()
         self.planner.demotions.flush(ticket)
         return ticket
 
@@ -199,7 +208,7 @@ class Core:
         namespace = self._namespace if fingerprint is None else self._namespaces.find(fingerprint)
         if namespace is None:
             raise UsageError(f"no namespace {fingerprint!r} is known here; pass a fingerprint of 32 bytes")
-        ticket = self._id()
+        ticket = self.new_id()
         handles = [h for h in self._directory.handles() if namespace_of(self._directory.key(h)) == namespace]
         self._leases.dropped(namespace)
         if namespace == self._namespace:
@@ -208,10 +217,11 @@ class Core:
         return ticket
 
     def submit_resize(self, tier_name: str, size_bytes: int) -> int:
-        """Give a tier more or less memory; `Resized` comes from `poll`."""
+        """Give a tier more or less memory; `Resized` (DeviceLost, if that happens meanwhile) comes from `poll`."""
         if tier_name not in self._names:
             raise UsageError(f"there is no tier {tier_name!r}; {suggestion(tier_name, self._names)}")
         tier = self._names.index(tier_name)
+        self._leases.refuse_if_lost(tier)
         geometry = self.residency.levels[tier].geometry
         if geometry is None:
             raise UsageError(f"tier {tier_name} cannot be resized while it is open; change its capacity and open anew")
@@ -223,7 +233,7 @@ class Core:
                 f"{size_bytes} bytes are too few: memory comes in granules of {geometry.granule_bytes}, and the null "
                 f"block and one more take at least {least_bytes}"
             )
-        ticket = self._id()
+        ticket = self.new_id()
         self.planner.resizes.begin(ticket, tier, granules)
         return ticket
 
@@ -261,6 +271,8 @@ class Core:
         if not self.residency.levels[tier].lost:
             self.residency.abandon(tier)
             self._leases.device_lost()
+            lost = self._leases.lost(tier)
+            self._answers += [(ticket, lost) for ticket in self.planner.resizes.give_up(tier)]
 
     def _give_up_on_tiers(self) -> None:
         """Nobody waits for a tier whose breaker has just opened."""
@@ -363,6 +375,7 @@ class Core:
             self.counters.add_tier(tier, "hit_tokens", match.tiers[name])
             asked -= match.tiers[name]
 
-    def _id(self) -> int:
+    def new_id(self) -> int:
+        """A number for a match, a ticket or a lease that no other has."""
         self._last_id += 1
         return self._last_id

@@ -2,7 +2,8 @@
 
 An engine that keeps its own GPU cache (vLLM) is a *foreign top tier*: it takes a `Store` or a `Load`, gets a `Job`
 naming keys and slots of our fastest tier, copies the bytes itself, and answers with `apply(BatchDone(job_id, ...))`,
-one outcome per key. Until then the slots are held by the job's lease; only what is DONE becomes visible.
+one outcome per key. Until then the slots are held by the job's lease; only what is DONE becomes visible. A job without
+keys holds nothing, and needs no answer.
 
 Units: slots of our fastest tier, seconds.
 """
@@ -32,7 +33,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Offer blocks; those that are known already are not asked for. Answered by a `Job` or `NoRoom`."""
+    """Offer blocks; what is known, or somebody stores now, is not asked for. Answered by a `Job` or `NoRoom`."""
 
     keys: Keys
     owner: str
@@ -46,7 +47,14 @@ class Load:
     load_deadline_s: float = 0.5  # from now
 
 
-Request = Reserve | Store | Load
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a namespace, by its fingerprint (None: the current one): at once. Answered by `Dropped`, once durable."""
+
+    namespace: bytes | None = None
+
+
+Request = Reserve | Store | Load | Drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +85,18 @@ class PolledSurface:
         self._stores: dict[int, tuple[BlockKey, ...]] = {}  # ticket -> keys to store
         self._loads: dict[int, Match] = {}
         self._jobs: dict[int, tuple[Job, Lease]] = {}
+        self._storing: dict[BlockKey, int] = {}  # key -> ticket, and later job, that stores it
+        self._idle: list[tuple[int, Job]] = []  # jobs without keys
 
     def submit(self, request: Request, now_s: float) -> int:
         """Ask for something; the answer comes from `poll` under the returned ticket."""
         if isinstance(request, Store):
             return self._submit_store(request, now_s)
+        if isinstance(request, Drop):
+            named = request.namespace
+            return self._core.submit_drop(None if named is None else arguments.instance("namespace", named, bytes))
         if not isinstance(request, Reserve | Load):
-            raise UsageError(f"request is {request!r}; pass a Reserve, Store or Load")
+            raise UsageError(f"request is {request!r}; pass a Reserve, Store, Load or Drop")
         match = arguments.instance("match", request.match, Match)
         deadline_s = now_s + arguments.seconds("load_deadline_s", request.load_deadline_s)
         if isinstance(request, Reserve):
@@ -95,17 +108,31 @@ class PolledSurface:
         return ticket
 
     def _submit_store(self, request: Store, now_s: float) -> int:
-        missing = self._core.missing(request.keys)
+        owner = arguments.instance("owner", request.owner, str)
+        missing = tuple(key for key in self._core.missing(request.keys) if not self._is_storing(key))
+        if not missing:
+            ticket = self._core.new_id()
+            self._idle.append((ticket, Job(ticket, "store", (), ())))
+            return ticket
         sizes = request.keys.block_tokens
         tokens = max((sum(group_of(key) == g for key in missing) * size for g, size in enumerate(sizes)), default=0)
-        nothing = self._core.blank_match(request.keys, request.owner, 0)
+        nothing = self._core.blank_match(request.keys, owner, 0)
         ticket = self._core.submit_reserve(nothing, max(1, -(-tokens // sizes[0])), now_s, now_s)
         self._stores[ticket] = missing
+        self._storing |= dict.fromkeys(missing, ticket)
         return ticket
+
+    def _is_storing(self, key: BlockKey) -> bool:
+        """Whether a job brings this block already; one of before a reset, or whose owner is dead, brings nothing."""
+        ticket = self._storing.get(key)
+        if ticket is None or ticket in self._stores:
+            return ticket is not None
+        return ticket in self._jobs and self._core.may_publish(self._jobs[ticket][1])
 
     def poll(self) -> list[tuple[int, Answer | Job]]:
         """Answers since the last call."""
-        return [(ticket, self._translated(ticket, answer)) for ticket, answer in self._core.poll()]
+        idle, self._idle = self._idle, []
+        return idle + [(ticket, self._translated(ticket, answer)) for ticket, answer in self._core.poll()]
 
     def current(self, answer: Answer | Job) -> Answer | Job:
         """An answer that waited to be fetched: one with slots that were given back meanwhile is NoRoom."""
@@ -115,18 +142,23 @@ class PolledSurface:
             return answer
         now = self._core.current(self._jobs[answer.job_id][1])
         if isinstance(now, NoRoom):
-            self._jobs.pop(answer.job_id)
+            job, _ = self._jobs.pop(answer.job_id)
+            self._stored(job.job_id, job.keys)
             return now
         return answer
 
     def _translated(self, ticket: int, answer: Answer) -> Answer | Job:
         keys = self._stores.pop(ticket, None)
         match = self._loads.pop(ticket, None)
-        if isinstance(answer, NoRoom) or not isinstance(answer, Lease) or (keys is None and match is None):
+        if not isinstance(answer, Lease) or (keys is None and match is None):
+            self._stored(ticket, keys or ())
             return answer
         if match is not None:
             ready = match.keys.prefix(answer.tokens_ready).groups
             job = self._job(answer, "load", [(key, i) for row in ready for i, key in enumerate(row)])
+            if not job.keys:
+                self._core.release_lease(answer)
+                return job
         else:
             assert keys is not None
             counts = [0] * len(self._core.model.groups)
@@ -154,11 +186,18 @@ class PolledSurface:
             given = f"{len(outcomes)} outcomes" if outcomes else repr(done.outcomes)
             raise UsageError(f"job {job.job_id} has {len(job.keys)} keys, {given} were given: pass an Outcome for each")
         del self._jobs[job_id]
+        self._stored(job_id, job.keys)
         if job.kind == "store" and lease.record.phase is Phase.ACTIVE:  # else its owner was taken for dead
             triples = zip(job.slots, job.keys, outcomes, strict=True)
             with suppress(DeviceLost):  # too late for its slots: nothing to publish, and nobody to blame
                 self._core.commit(lease, [(slot, key) for slot, key, outcome in triples if outcome.done])
         self._core.release_lease(lease)
+
+    def _stored(self, ticket: int, keys: Sequence[BlockKey]) -> None:
+        """Whatever has become of these keys, this ticket brings them no more."""
+        for key in keys:
+            if self._storing.get(key) == ticket:
+                del self._storing[key]
 
 
 def drive(surface: PolledSurface, foreign: ForeignTop) -> list[tuple[int, Answer]]:

@@ -211,8 +211,7 @@ class Bench:
         kept = {
             "leases": stats["leases"],
             "matches": stats["matches"],
-            "asked": len(manager._tickets) + len(manager._sought),
-            "jobs": len(manager._loading) + len(manager._storing) + len(manager._overtaken),
+            **manager.requests.held(),
             "findings": manager.cache.check(),
         }
         return {name: value for name, value in kept.items() if value}

@@ -121,10 +121,9 @@ def held(llm):
     return {
         "leases": stats["leases"],
         "matches": stats["matches"],
-        "asked": len(manager._tickets) + len(manager._sought),
-        "jobs": len(manager._loading) + len(manager._storing) + len(manager._overtaken),
+        **manager.requests.held(),
         "findings": manager.cache.check(),
-        "errors": manager.errors,
+        "errors": manager.requests.errors,
     }
 
 

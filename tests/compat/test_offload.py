@@ -341,7 +341,7 @@ def test_an_error_of_kvtier_is_a_miss(make, vllm_bench):
     end(success=False)
     bench.manager.on_request_finished(waiting)
     bench.manager.reset_cache()
-    assert bench.manager.errors
+    assert bench.manager.requests.errors
     assert not bench.manager.has_pending_work()
     bench.close()
 

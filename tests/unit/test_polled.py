@@ -7,9 +7,10 @@ from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.leases import NoRoom
 from kvtier.cache.level import Level, Room
+from kvtier.engine.answers import Dropped
 from kvtier.engine.core import Core
 from kvtier.engine.executor import carry_out
-from kvtier.engine.polled import Job, Load, PolledSurface, Store, drive
+from kvtier.engine.polled import Drop, Job, Load, PolledSurface, Store, drive
 from kvtier.errors import UsageError
 from kvtier.policies.lru import LRU
 from kvtier.testing.dict_tier import DictTier
@@ -234,3 +235,66 @@ def test_outcomes_that_are_none_are_refused_and_the_cache_lives(outcomes, tmp_pa
             cache.apply(BatchDone(job.job_id, outcomes))
         cache.apply(BatchDone(job.job_id, (DONE,) * len(job.keys)))
         assert cache.peek(real_prompt(cache.config, 1, 2)).tokens
+
+
+def test_a_block_that_is_being_stored_is_not_asked_for_again():
+    """Two requests of one prompt each copy all of it."""
+    bench = Bench(slots=8)
+    keys = prompt(1, 3, bench.model)
+    bench.surface.submit(Store(keys.prefix(8), "first"), 0.0)
+    bench.surface.submit(Store(keys, "second"), 0.0)
+    bench.step()
+    first, second = bench.foreign.jobs
+    assert [*first.keys, *second.keys] == [*keys.groups[0]]
+    bench.foreign.jobs.clear()
+    bench.surface.apply(BatchDone(first.job_id, (Outcome(Status.FAILED),) * 2))
+    bench.surface.submit(Store(keys, "third"), 0.0)
+    bench.step()
+    assert [job.keys for job in bench.foreign.jobs] == [first.keys]
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+def test_a_dead_owners_store_keeps_nobody_from_storing(fetched):
+    """A worker that died in the middle of a copy makes its blocks impossible to store."""
+    bench = Bench(slots=8)
+    keys = prompt(1, 3, bench.model)
+    bench.surface.submit(Store(keys, "dead"), 0.0)
+    if fetched:
+        bench.step()
+    bench.core.release_owner("dead")
+    bench.step()
+    bench.foreign.jobs.clear()
+    bench.store(keys)
+    assert bench.core.peek(keys).tokens == 12
+
+
+def test_a_job_of_nothing_holds_no_slot():
+    """An offer of what is known already, or a load of what is lost, takes a slot until somebody answers for nothing."""
+    bench = Bench(slots=4)
+    keys, others = prompt(1, 3, bench.model), prompt(2, 2, bench.model)
+    bench.store(keys)
+    match = bench.core.match(others, "req", None, 30.0)
+    tickets = [bench.surface.submit(request, 0.0) for request in (Store(keys, "req"), Load(match, 1.0))]
+    answers = dict(bench.surface.poll())
+    assert [(answers[t].kind, answers[t].keys, answers[t].slots) for t in tickets] == [
+        ("store", (), ()),
+        ("load", (), ()),
+    ]
+    assert bench.core.stats()["leases"] == bench.core.stats()["matches"] == 0
+    for ticket in tickets:
+        bench.surface.apply(BatchDone(answers[ticket].job_id, ()))
+    assert not bench.core.check()
+
+
+def test_a_drop_may_be_asked_for_without_waiting():
+    """An engine that must not wait cannot forget what its old weights have computed."""
+    bench = Bench()
+    keys = prompt(1, 3, bench.model)
+    bench.store(keys)
+    ticket = bench.surface.submit(Drop(), 0.0)
+    assert bench.core.peek(keys).tokens == 0
+    answers = [answer for _ in range(3) for answer in bench.step()]
+    assert answers == [(ticket, Dropped(durable=True))]
+    for wrong in (5, "x", [b""]):
+        with pytest.raises(UsageError, match="namespace"):
+            bench.surface.submit(Drop(wrong), 0.0)
