@@ -30,6 +30,7 @@ from kvtier.engine.governor import Governor
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
 from kvtier.engine.prefill import PrefillSpeed
+from kvtier.engine.rates import Rates
 from kvtier.engine.reservations import Reservations
 from kvtier.engine.sidecar import Sidecars
 from kvtier.errors import UsageError
@@ -69,12 +70,11 @@ class Core:
         self.counters = Counters(self._names)
         self.residency = Residency(levels, self.counters, namespaces)
         self._directory = self.residency.directory
-        self._sidecars = Sidecars(self.residency, epoch_ms)
-        self.planner = Planner(self.residency, self._sidecars, queue_bytes)
+        self._sidecars = Sidecars(self.residency, rates := Rates(), epoch_ms)
+        self.planner = Planner(self.residency, self._sidecars, rates, queue_bytes)
         self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget, lookahead_requests)
         self._prefill = PrefillSpeed(prefill_tokens_per_s)
         specs, promotions = block_specs(model), self.planner.promotions
-        rates = self.planner.flight.rates
         governor = Governor(self.residency, promotions, rates, self._prefill, specs, self._sizes, governed)
         self._leases = Reservations(self.residency, self.planner, governor, specs, self._sizes)
         self._matches: dict[int, Match] = {}

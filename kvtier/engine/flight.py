@@ -31,13 +31,13 @@ class Underway:
 class Flight:
     """Numbers batches, keeps them until they are acknowledged, and counts them by lane."""
 
-    def __init__(self, residency: Residency, sidecars: Sidecars) -> None:
+    def __init__(self, residency: Residency, sidecars: Sidecars, rates: Rates) -> None:
         self._residency = residency
         self._sidecars = sidecars
         self._underway: dict[int, Underway] = {}
         self._next_id = 0
         self.now_s = 0.0  # what departs or arrives does so now; the planner sets it first of all
-        self.rates = Rates()
+        self.rates = rates
         self.arrivals = 0  # batches acknowledged so far
         self.batches: Counter[Lane] = Counter()
         self.blocks: Counter[Lane] = Counter()

@@ -80,7 +80,7 @@ class Governor:
         self, hits: Sequence[Sequence[int]], sources: Sequence[Sequence[int]], decision: Decision, now_s: float
     ) -> None:
         """After a decision against a disk: see to it that the next one does not rest on the same old measurement."""
-        if decision.why != "slower":
+        if decision.tokens_chosen == decision.tokens_found:
             return
         start = decision.tokens_chosen // self._sizes[0]
         declined = zip(hits[0][start:], sources[0][start:], strict=True)
@@ -110,8 +110,7 @@ class Governor:
         for run in runs:
             count = run.steps
             if run.tier != TOP:
-                for lane in self._promotions.path(run.tier):
-                    loading[lane] = loading.get(lane, 0) + self._step_bytes * run.steps * (not run.joined)
+                self._add(loading, run)
                 whole_s = self._load_s(loading, now_s)
                 if whole_s is None:
                     return Decision(found, found, None, self.prefill_s(found), "unmeasured")
@@ -127,7 +126,20 @@ class Governor:
             if late:
                 break
         why = "faster" if chosen == found else "deadline" if late and chosen == steps * self._step else "slower"
-        return Decision(found, chosen, chosen_load_s, self.prefill_s(found), why)
+        known_s = chosen_load_s if chosen_load_s or chosen == found else self._all_s(runs, now_s)
+        return Decision(found, chosen, known_s, self.prefill_s(found), why)
+
+    def _all_s(self, runs: Sequence[_Run], now_s: float) -> float | None:
+        """Until the whole prefix has come up; None if nobody knows."""
+        loading: dict[Lane, int] = {}
+        for run in runs:
+            if run.tier != TOP:
+                self._add(loading, run)
+        return self._load_s(loading, now_s)
+
+    def _add(self, loading: dict[Lane, int], run: _Run) -> None:
+        for lane in self._promotions.path(run.tier):
+            loading[lane] = loading.get(lane, 0) + self._step_bytes * run.steps * (not run.joined)
 
     def _load_s(self, loading: dict[Lane, int], now_s: float) -> float | None:
         """Until all of this has come up, behind what is on its way; None if nobody knows."""
@@ -141,12 +153,15 @@ class Governor:
         return total_s
 
     def _seconds_per_byte(self, lane: Lane, now_s: float) -> float | None:
-        """Measured; else, for a disk, what writing to it takes; else, for memory, a careful guess.
+        """Measured, by this process or an earlier one; else, for a disk, what writing to it takes; else, for memory, a
+        careful guess.
 
         Never less than a first read shows that has not come back yet.
         """
         source, _ = lane
         measured = self._rates.seconds_per_byte(lane, now_s)
+        if measured is None:
+            measured = self._rates.read_from(source)
         if measured is None:
             measured = self._rates.seconds_per_byte((source - 1, source), now_s)
         if measured is None and not self._promotions.is_persistent(source):

@@ -16,6 +16,7 @@ from kvtier.engine.demotion import STARVED_S, Demotions
 from kvtier.engine.flight import Flight, Underway
 from kvtier.engine.pressure import DiskPressure
 from kvtier.engine.promotion import Promotions
+from kvtier.engine.rates import Rates
 from kvtier.engine.resizing import Resizes
 from kvtier.engine.sidecar import Sidecars
 from kvtier.errors import InvariantError
@@ -29,11 +30,11 @@ READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
 class Planner:
     """Plans transfers over a residency and settles their outcomes."""
 
-    def __init__(self, residency: Residency, sidecars: Sidecars, queue_bytes: int) -> None:
+    def __init__(self, residency: Residency, sidecars: Sidecars, rates: Rates, queue_bytes: int) -> None:
         self._residency = residency
         self._directory = residency.directory
         self._sidecars = sidecars
-        self.flight = Flight(residency, sidecars)
+        self.flight = Flight(residency, sidecars, rates)
         self.promotions = Promotions(residency, self.flight)
         self.breakers = Breakers(residency, self.flight, self.promotions)
         self.demotions = Demotions(residency, self.flight, queue_bytes)

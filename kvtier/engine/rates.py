@@ -1,9 +1,10 @@
 """How fast each way between two tiers has been lately.
 
-Owns: for each lane (source, target) what is under way on it and the latest samples. A sample is what one acknowledged
-batch brought, over the time in which the lane was busy with it; so several batches side by side count with what they
-achieve together. Always: what was measured long before the newest sample does not count, for the world may have
-changed; and a lane on which nothing arrives gets slower with every second that passes.
+Owns: for each lane (source, target) what is under way on it and the latest samples; for each tier what an earlier
+process has found, which counts until there is something newer. A sample is what one acknowledged batch brought, over
+the time in which the lane was busy with it; so several batches side by side count with what they achieve together.
+Always: what was measured long before the newest sample does not count, for the world may have changed; and a lane on
+which nothing arrives gets slower with every second that passes.
 
 Units: bytes, seconds of the engine's clock.
 """
@@ -28,8 +29,11 @@ class _Way:
         """None if nothing was measured yet."""
         if not self.samples:
             return None
-        sampled = sum(seconds for _, seconds in self.samples) / sum(count for count, _ in self.samples)
-        return max(self.stuck_per_byte(now_s), sampled)
+        return max(self.stuck_per_byte(now_s), self.sampled())
+
+    def sampled(self) -> float:
+        """Of the samples; there must be one."""
+        return sum(seconds for _, seconds in self.samples) / sum(count for count, _ in self.samples)
 
     def stuck_per_byte(self, now_s: float) -> float:
         """At least so long, as nothing of what is under way has arrived."""
@@ -41,6 +45,17 @@ class Rates:
 
     def __init__(self) -> None:
         self._ways: dict[Lane, _Way] = {}
+        self._earlier: dict[int, float] = {}  # tier -> seconds per byte read from it
+
+    def found(self, tier: int, seconds_per_byte: float) -> None:
+        """So fast an earlier process has read this tier."""
+        self._earlier[tier] = seconds_per_byte
+
+    def read_from(self, tier: int) -> float | None:
+        """Seconds per byte read from a tier, as last measured by anyone; None if it never was."""
+        ways = [way for (source, target), way in self._ways.items() if source == tier > target and way.samples]
+        latest = max(ways, key=lambda way: way.measured_at_s, default=None)
+        return self._earlier.get(tier) if latest is None else latest.sampled()
 
     def departed(self, lane: Lane, length_bytes: int, now_s: float) -> None:
         """A batch was started."""

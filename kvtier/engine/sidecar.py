@@ -1,4 +1,4 @@
-"""What the engine keeps in a persistent tier beside blocks: the order of its policy, counters, condemned blocks.
+"""What the engine keeps in a persistent tier beside blocks: its policy's order, counters, speed, condemned blocks.
 
 Owns: what is to be written with the tier's next batch. Always: rows go out with a batch and are settled by its
 outcome, so that they are as old as the last index commit and no older. docs/format.md has their encoding.
@@ -13,9 +13,11 @@ import cbor2
 from kvtier.blocks import plain_cbor
 from kvtier.cache.order_log import LOG_BYTES_MIN, Rows
 from kvtier.cache.residency import Residency
+from kvtier.engine.rates import Rates
 from kvtier.types import Outcome, Status, Transfer, block_key_of, namespace_of
 
 COUNTERS_KEY = b"counters"
+SPEED_KEY = b"speed"
 CONDEMNED_KEY = b"condemned/"
 CONDEMNED_MAX = 64
 NOTED_WITHIN_S = 1.0  # so much of the order a crash may forget
@@ -24,8 +26,9 @@ NOTED_WITHIN_S = 1.0  # so much of the order a crash may forget
 class Sidecars:
     """The sidecar rows of all persistent tiers. `epoch_ms` is what the wall clock shows at 0 of the engine's."""
 
-    def __init__(self, residency: Residency, epoch_ms: int) -> None:
+    def __init__(self, residency: Residency, rates: Rates, epoch_ms: int) -> None:
         self._residency = residency
+        self._rates = rates
         self._epoch_ms = epoch_ms
         self._since_ms = epoch_ms
         self._condemned: dict[int, deque[bytes]] = {tier: deque() for tier in residency.orders}  # keys, oldest first
@@ -36,6 +39,8 @@ class Sidecars:
         """An earlier process left these rows."""
         condemned = [(_condemned_at(row), key) for key, row in rows.items() if key.startswith(CONDEMNED_KEY)]
         self._condemned[tier].extend(key for _, key in sorted(condemned))
+        if bytes_per_s := _bytes_per_s(rows.get(SPEED_KEY, b"")):
+            self._rates.found(tier, 1 / bytes_per_s)
 
     def opened(self, now_s: float) -> None:
         """The counters begin now."""
@@ -85,6 +90,8 @@ class Sidecars:
         rows = self._residency.orders[tier].piece() | self._owed[tier]
         self._owed[tier] = {}
         rows[COUNTERS_KEY] = self._counters()
+        if seconds_per_byte := self._rates.read_from(tier):
+            rows[SPEED_KEY] = cbor2.dumps({"read_bytes_per_s": max(1, round(1 / seconds_per_byte))}, canonical=True)
         return rows
 
     def settled(self, tier: int, rows: Rows, outcome: Outcome) -> None:
@@ -103,6 +110,15 @@ class Sidecars:
 
     def _ms(self, now_s: float) -> int:
         return self._epoch_ms + int(now_s * 1000)
+
+
+def _bytes_per_s(row: bytes) -> int:
+    """How fast the tier was read; 0 if the row cannot be read, or says nothing that can be."""
+    try:
+        speed = plain_cbor.loads(row)["read_bytes_per_s"]
+    except (KeyError, TypeError, ValueError):
+        return 0
+    return speed if type(speed) is int and 0 < speed < 1 << 63 else 0
 
 
 def _condemned_at(row: bytes) -> int:
