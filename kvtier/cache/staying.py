@@ -40,8 +40,10 @@ class NotDemotable(NotDirty):
 
     def __contains__(self, handle: object) -> bool:
         assert isinstance(handle, int)
-        below = self._directory.state(handle, self._tier + 1)  # LEAVING: the old copy must be gone first
-        return below is not State.GONE or super().__contains__(handle)
+        directory, tier = self._directory, self._tier
+        if directory.state(handle, tier + 1) is not State.GONE:  # LEAVING: the old copy must be gone first
+            return True
+        return directory.is_held(handle, tier) or directory.is_clean(handle, tier)
 
 
 class Protected(Container[int]):

@@ -10,12 +10,13 @@ Units: bytes. Owns its threads; does not own the tiers.
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 from kvtier.errors import DeviceLost
 from kvtier.tiers.base import SupportsDrop, SupportsRemap, SupportsSlots, Tier
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
 
-PLACE_BITS, GENERATION_BITS = 32, 64  # as wide as the directory's columns
+PLACES, GENERATIONS = 1 << 32, 1 << 64  # as the directory's columns are wide
 
 log = logging.getLogger("kvtier")
 
@@ -85,8 +86,9 @@ def credible(outcomes: Sequence[object], count: int) -> list[Outcome]:
 
 def _credible(outcome: object) -> Outcome:
     if isinstance(outcome, Outcome) and isinstance(outcome.status, Status):
-        numbers = ((outcome.place, PLACE_BITS), (outcome.generation, GENERATION_BITS))
-        if not outcome.done or all(type(n) is int and 0 <= n < 1 << bits for n, bits in numbers):
+        place, generation = outcome.place, outcome.generation
+        integers = type(place) is type(generation) is int
+        if not outcome.done or (integers and 0 <= place < PLACES and 0 <= generation < GENERATIONS):
             return outcome
     log.error("a tier answered %.200r for a block", outcome)
     return Outcome(Status.FAILED, detail=f"the tier answered {outcome!r:.200}")
@@ -117,5 +119,5 @@ def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
 
 
 def _slots(tier: Tier) -> SupportsSlots:
-    assert isinstance(tier, SupportsSlots), f"tier {tier.name} has no slots to lend"
-    return tier
+    assert hasattr(tier, "slot"), f"tier {tier.name} has no slots to lend"  # isinstance would cost 20 us a batch
+    return cast(SupportsSlots, tier)

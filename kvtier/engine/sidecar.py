@@ -102,10 +102,11 @@ class Sidecars:
             self._owed[tier] = lost | self._owed[tier]
 
     def _counters(self) -> bytes:
+        """Those that are not zero: with every batch, so it has to be short."""
         counters = self._residency.counters
-        row = {"since_ms": self._since_ms} | counters.engine()
+        row = {"since_ms": self._since_ms} | {name: count for name, count in counters.engine().items() if count}
         for tier, level in enumerate(self._residency.levels):
-            row |= {f"{level.name}.{name}": count for name, count in counters.of_tier(tier).items()}
+            row |= {f"{level.name}.{name}": count for name, count in counters.of_tier(tier).items() if count}
         return cbor2.dumps(row, canonical=True)
 
     def _ms(self, now_s: float) -> int:

@@ -14,7 +14,7 @@ from kvtier.tiers.slots import SlotCopies
 from kvtier.types import Outcome, ReadItem, WriteBatch, page_aligned
 
 SLOTS_MIN = 2  # one to fill while the other drains
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 16 << 20
 
 
 class HostTier:
