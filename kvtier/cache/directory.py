@@ -1,50 +1,41 @@
 """Which block has a copy in which tier, in what state, at what place, and how many hold it.
 
-Owns: the one key dict of the engine (StoreKey -> handle) and the columns indexed by handle. Does not own slots,
-order or bytes. Always: a handle with a name or a copy is in use; a copy that is not GONE has a place; `idle` and
-`idle_clean` count what their comments say (`check()` recounts them).
+Owns: the columns of all copies, by tier and handle (`Names` says which block that is). Does not own slots, order or
+bytes. Always: a handle with a name or a copy is in use; a copy that is not GONE has a place; `idle` and `idle_clean`
+count what their comments say (`check()` recounts them).
 
-Units: handles, tier indexes (0 is the fastest), holds. A handle is a small integer. It is used again once its block
-has no copy left and no policy remembers it; whoever keeps one across calls holds a copy of it, so that it cannot be.
-Columns are `array`s (a Python object per block costs 300 bytes and 2.6 s per million); they grow by a quarter.
+Units: handles, tier indexes (0 is the fastest), holds.
 """
 
-from array import array
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
 
+from kvtier.cache.names import Names
 from kvtier.cache.transitions import Move, State, after
 from kvtier.errors import InvariantError
 from kvtier.types import NAMESPACE_BYTES, BlockKey, StoredBlock, StoreKey
 
-ROWS_FIRST = 1024
 LOOKUPS_AT_ONCE = 64  # keys looked up before the first miss among them ends the search
 NO_TIER = 255
-NO_KEY = StoreKey(b"")
 STATES = tuple(State)  # by number; asking the Enum takes three times as long
 GONE, READY, RECLAIMED = int(State.GONE), int(State.READY), int(State.RECLAIMED)  # an Enum compares slowly
 
 
-class Directory:
+class Directory(Names):
     """Handles, states and holds of all known blocks over `tiers` tiers."""
 
     def __init__(self, tiers: int, persistent: Container[int] = ()) -> None:
         """`persistent`: the tiers whose copies have a generation of their own (a memory tier's slots have one)."""
+        super().__init__()
         self.tiers = tiers
-        self._handles: dict[StoreKey, int] = {}
-        self._keys: list[StoreKey] = []  # an overtaken handle keeps its key, but the dict does not name it
-        self._rows = 0  # handles ever given
-        self._length = array("I")
-        self._reused = array("B")  # whether it was used again since it is known
-        self._top = array("B")  # the fastest tier with a READY copy, or NO_TIER
-        self._bottom = array("B")  # the slowest one, or 0
-        self._state = [array("B") for _ in range(tiers)]
-        self._place = [array("I") for _ in range(tiers)]
-        self._generation = {tier: array("Q") for tier in range(tiers) if tier in persistent}
+        self._top = self._column("B", NO_TIER)  # the fastest tier with a READY copy, or NO_TIER
+        self._bottom = self._column("B")  # the slowest one, or 0
+        self._state = [self._column("B") for _ in range(tiers)]
+        self._place = [self._column("I") for _ in range(tiers)]
+        self._generation = {tier: self._column("Q") for tier in range(tiers) if tier in persistent}
         self._holds: list[dict[int, int]] = [{} for _ in range(tiers)]  # few copies are held at a time
-        self._unused = array("I")  # handles given back
         self.bypassed: frozenset[int] = frozenset()  # tiers whose copies no lookup takes into account now
         self.ready = [0] * tiers  # READY copies
         self.idle = [0] * tiers  # READY copies that nobody holds
@@ -53,25 +44,7 @@ class Directory:
         # loss costs the least: the block is found above, and will be found below.
         self.doubled: list[dict[int, None]] = [{} for _ in range(tiers)]
 
-    def __len__(self) -> int:
-        """Names: blocks that can be found, and ghosts, of which only some policy still knows."""
-        return len(self._handles)
-
-    # ------------------------------------------------------------ names
-
-    def find(self, key: StoreKey) -> int | None:
-        return self._handles.get(key)
-
-    def admit(self, key: StoreKey, length_bytes: int) -> int:
-        """The handle of `key`, a new one if it has none."""
-        handle = self._handles.get(key)
-        if handle is None:
-            handle = self._unused.pop() if self._unused else self._new_row()
-            self._handles[key] = handle
-            self._keys[handle] = key
-            self._length[handle] = length_bytes
-            self._reused[handle] = False
-        return handle
+    # ------------------------------------------------------------ start
 
     def enroll(self, tier: int, blocks: Iterable[StoredBlock]) -> list[int]:
         """Take in READY copies of the lowest tier, each key once, while there are no other copies; their handles."""
@@ -89,49 +62,12 @@ class Directory:
         self.ready[tier] = self.idle[tier] = self.idle_clean[tier] = len(handles)
         return handles
 
-    def key(self, handle: int) -> StoreKey:
-        """The block's name, even after it was overtaken (`is_named`)."""
-        return self._keys[handle]
-
-    def is_named(self, handle: int) -> bool:
-        """False once a drop or reset has overtaken the block: no lookup finds this handle."""
-        return self._handles.get(self._keys[handle]) == handle
-
-    def length_bytes(self, handle: int) -> int:
-        return self._length[handle]
-
-    def handles(self) -> Iterator[int]:
-        """All handles that have a name. Do not change the directory while iterating."""
-        return iter(self._handles.values())
-
     def ghosts(self) -> int:
         """Names without a copy: what is in use and has none (an overtaken block is in use for its copies only)."""
         copies = np.zeros(self._rows, np.bool_)
         for states in self._state:
             copies |= np.frombuffer(states, np.uint8, self._rows) != GONE
         return self._rows - len(self._unused) - int(copies.sum())
-
-    def unname(self, handle: int) -> None:
-        """Nobody finds the block under its key any more; its copies live on until they are let go."""
-        if self.is_named(handle):
-            del self._handles[self._keys[handle]]
-
-    def retire(self, handle: int) -> None:
-        """Give the handle back, of which no copy is left. Nothing happens to one that was."""
-        if self._keys[handle] != NO_KEY:
-            self.unname(handle)
-            self._keys[handle] = NO_KEY
-            self._unused.append(handle)
-
-    # ------------------------------------------------------------ use
-
-    def note_reuse(self, handles: Iterable[int]) -> None:
-        """A lookup found these blocks and a lease uses them: their frequency is known in every tier from now on."""
-        for handle in handles:
-            self._reused[handle] = True
-
-    def was_reused(self, handle: int) -> bool:
-        return bool(self._reused[handle])
 
     # ------------------------------------------------------------ copies
 
@@ -324,24 +260,6 @@ class Directory:
         """The fastest and the slowest tier with a READY copy, as `_top` and `_bottom` have it."""
         found = [tier for tier, states in enumerate(self._state) if states[handle] == READY]
         return (found[0], found[-1]) if found else (NO_TIER, 0)
-
-    def _new_row(self) -> int:
-        row = self._rows
-        if row == len(self._keys):
-            rows = max(ROWS_FIRST, row // 4)
-            self._keys.extend([NO_KEY] * rows)
-            self._top.frombytes(bytes([NO_TIER]) * rows)
-            for column in (
-                self._length,
-                self._reused,
-                self._bottom,
-                *self._state,
-                *self._place,
-                *self._generation.values(),
-            ):
-                column.frombytes(bytes(rows * column.itemsize))
-        self._rows += 1
-        return row
 
     def check(self) -> list[str]:
         """Recount names, states and counts; an empty list means they agree."""
