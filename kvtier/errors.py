@@ -67,5 +67,13 @@ class DriverError(KvtierError):
         self.code = code
 
 
+class CudaError(DriverError):
+    """The CUDA driver refused a call: `call` is its function, `code` the CUresult, `name` what CUDA calls that."""
+
+    def __init__(self, call: str, code: int, name: str, problem: str) -> None:
+        super().__init__(call, code, f"{name}, {problem}")
+        self.name = name
+
+
 class InvariantError(KvtierError):
     """A bug in kvtier: state that its own rules forbid. The tier stops; the host engine keeps serving."""

@@ -3,18 +3,22 @@
 The verbs are those of CUDA's virtual memory management, and mean the same with every driver; code above never asks
 which one it has. One caller at a time.
 
-    what       made by   undone by    depends on
-    Range      reserve   free_range   nothing may be mapped in it
-    Handle     create    release      nothing: the memory lives on until its last mapping is gone
-    a mapping  map       unmap        its range and its handle
+    what         made by          undone by    depends on
+    Range        reserve          free_range   nothing may be mapped in it
+    Handle       create, import   release      nothing: the memory lives on until its last mapping is gone
+    a mapping    map              unmap        its range and its handle
+    pinned host  register         unregister   nothing may be copying from or to it
 
 Always: each verb happens wholly or not at all. Mapped memory is accessible only after `set_access`. What lies in
-new memory is undefined. Offsets and lengths are whole granules. Misuse raises DriverError, as a device would.
+new memory is undefined. Offsets and lengths are whole granules, but for `zero`. Misuse raises DriverError, as a device
+would. A device that fails for good raises DeviceLost from then on.
 Units:  bytes.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from kvtier.allocator.streams import Streams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +37,13 @@ class Handle:
     length_bytes: int
 
 
+class MemoryInfo(NamedTuple):
+    """What the device has, whoever uses it."""
+
+    free_bytes: int
+    total_bytes: int
+
+
 class MemoryDriver(Protocol):
     """The verbs every driver has. After a fork, or once closed, all but `close` raise ClosedError."""
 
@@ -43,7 +54,16 @@ class MemoryDriver(Protocol):
 
     @property
     def used_bytes(self) -> int:
-        """Physical memory that exists: handles not released, and released ones that are still mapped."""
+        """Physical memory that was created here and exists: handles not released, or released and still mapped."""
+        ...
+
+    @property
+    def has_read_only(self) -> bool:
+        """Whether `set_access` without `write` keeps writers out. If not, it grants both. Tried out once."""
+        ...
+
+    def memory_info(self) -> MemoryInfo:
+        """What is left, asked now. Others may take it the next moment."""
         ...
 
     def reserve(self, range_bytes: int) -> Range:
@@ -70,6 +90,10 @@ class MemoryDriver(Protocol):
         """Make mapped memory readable, and writable too if `write`; wait until using it costs no page fault."""
         ...
 
+    def zero(self, addresses: Range, offset_bytes: int, length_bytes: int) -> None:
+        """Fill any stretch of writable memory with zeroes. They are there when it returns."""
+        ...
+
     def unmap(self, addresses: Range, offset_bytes: int, length_bytes: int) -> None:
         """Take mappings away: whole ones only, without gaps. Nobody may be using them."""
         ...
@@ -83,4 +107,37 @@ class MemoryDriver(Protocol):
 
     def close(self) -> None:
         """Undo everything that is left. Idempotent; does nothing in a forked child."""
+        ...
+
+
+class SupportsStreams(Protocol):
+    """A driver whose memory can be copied from and to."""
+
+    @property
+    def streams(self) -> Streams:
+        """Copies and their order. They end with the driver."""
+        ...
+
+
+class SupportsPinning(Protocol):
+    """A driver whose device reads host memory directly, once it is registered."""
+
+    def register(self, address: int, length_bytes: int) -> None:
+        """Pin host memory that exists. Raises DriverError if part of it is registered already."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Undo `register`. No copy may be using the memory."""
+        ...
+
+
+class SupportsSharing(Protocol):
+    """A driver whose handles other processes may map."""
+
+    def export_handle(self, handle: Handle) -> int:
+        """A file descriptor for the memory, to be passed on (SCM_RIGHTS). The caller closes it."""
+        ...
+
+    def import_handle(self, fd: int, length_bytes: int) -> Handle:
+        """Another process's memory. The descriptor stays the caller's; the memory isn't counted in `used_bytes`."""
         ...

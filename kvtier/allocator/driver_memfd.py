@@ -14,15 +14,16 @@ import errno
 import mmap
 import os
 import weakref
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.allocator import host_memory
-from kvtier.allocator.driver import Handle, Range
+from kvtier.allocator.driver import Handle, MemoryInfo, Range
+from kvtier.allocator.ledger import Ledger
 from kvtier.allocator.lifetime import Lifetime
+from kvtier.allocator.streams import HostStreams
 from kvtier.errors import DriverError, OutOfMemory
 
 GRANULE_BYTES = 2 << 20
@@ -41,18 +42,6 @@ class _Pages:
         }
 
 
-@dataclass(slots=True)
-class _Reservation:
-    pages: _Pages
-    mapped: dict[int, tuple[Handle, int]] = field(default_factory=dict)  # by granule: handle, offset of its start
-
-
-@dataclass(slots=True)
-class _Physical:
-    mappings: int = 0
-    released: bool = False
-
-
 class MemfdDriver:
     """A `MemoryDriver` on host memory. `granule_bytes`: any multiple of the page size."""
 
@@ -61,12 +50,12 @@ class MemfdDriver:
             raise DriverError("granule", errno.EINVAL, f"{granule_bytes} is not a multiple of {mmap.PAGESIZE}")
         self.capacity_bytes = capacity_bytes
         self._granule_bytes = granule_bytes
-        self._used_bytes = 0
         self._top_bytes = 0  # the file's first offset that was never used
-        self._ranges: dict[Range, _Reservation] = {}
-        self._handles: dict[Handle, _Physical] = {}
         self._fd = os.memfd_create("kvtier-gpu", os.MFD_CLOEXEC)
         self._lifetime = Lifetime("the memory driver")
+        self._ledger = Ledger(granule_bytes, self._lifetime)
+        self._pages: dict[Range, _Pages] = {}
+        self._streams = HostStreams(self._lifetime)
 
     @property
     def granule_bytes(self) -> int:
@@ -74,7 +63,16 @@ class MemfdDriver:
 
     @property
     def used_bytes(self) -> int:
-        return self._used_bytes
+        return self._ledger.used_bytes
+
+    @property
+    def has_read_only(self) -> bool:
+        return True
+
+    @property
+    def streams(self) -> HostStreams:
+        """Copies that are over when the call returns."""
+        return self._streams
 
     @property
     def fd(self) -> int:
@@ -82,10 +80,14 @@ class MemfdDriver:
         self._lifetime.expect()
         return self._fd
 
+    def memory_info(self) -> MemoryInfo:
+        """What is left of the capacity; the machine may have less."""
+        self._lifetime.expect()
+        return MemoryInfo(self.capacity_bytes - self.used_bytes, self.capacity_bytes)
+
     def reserve(self, range_bytes: int) -> Range:
         """Set addresses aside. They are aligned to a granule, which huge pages need."""
-        self._expect_granules("reserve", range_bytes)
-        self._lifetime.expect()
+        self._ledger.expect_granules("reserve", range_bytes)
         spare_bytes = self._granule_bytes - mmap.PAGESIZE
         start = host_memory.map_memory(None, range_bytes + spare_bytes, host_memory.PROT_NONE, _NOTHING, -1, 0)
         address = -(-start // self._granule_bytes) * self._granule_bytes
@@ -96,22 +98,23 @@ class MemfdDriver:
             if length_bytes:
                 host_memory.unmap_memory(cut, length_bytes)
         addresses = Range(address, range_bytes)
-        self._ranges[addresses] = _Reservation(_Pages(addresses))
+        self._ledger.reserved(addresses)
+        self._pages[addresses] = _Pages(addresses)
         return addresses
 
     def free_range(self, addresses: Range) -> None:
         """Give the addresses back; if a view still lives, then with its death, and until then it sees zeroes."""
-        if self._reservation("free_range", addresses).mapped:
-            raise DriverError("free_range", errno.EBUSY, "memory is mapped in the range")
+        self._ledger.expect_empty(addresses)
         self._abandon(addresses)
+        self._ledger.freed(addresses)
 
     def create(self, length_bytes: int) -> Handle:
         """Take memory. Raises OutOfMemory at the capacity, or when the machine has no more."""
-        self._expect_granules("create", length_bytes)
+        self._ledger.expect_granules("create", length_bytes)
         fd = self.fd
-        if self._used_bytes + length_bytes > self.capacity_bytes:
+        if self.used_bytes + length_bytes > self.capacity_bytes:
             raise OutOfMemory(
-                f"create: {length_bytes} bytes do not fit, {self._used_bytes} of {self.capacity_bytes} are used"
+                f"create: {length_bytes} bytes do not fit, {self.used_bytes} of {self.capacity_bytes} are used"
             )
         try:
             host_memory.allocate(fd, self._top_bytes, length_bytes)
@@ -122,22 +125,17 @@ class MemfdDriver:
             raise
         handle = Handle(self._top_bytes, length_bytes)
         self._top_bytes += length_bytes
-        self._used_bytes += length_bytes
-        self._handles[handle] = _Physical()
+        self._ledger.created(handle)
         return handle
 
     def release(self, handle: Handle) -> None:
         """Give the handle up; see `MemoryDriver.release`."""
-        physical = self._physical("release", handle)
-        physical.released = True
-        self._collect(handle, physical)
+        self._ledger.expect_handle("release", handle)
+        self._give_back(self._ledger.released(handle))
 
     def map(self, addresses: Range, offset_bytes: int, handle: Handle) -> None:
         """Put memory at an offset, not accessible yet."""
-        reservation, physical = self._reservation("map", addresses), self._physical("map", handle)
-        granules = self._granules("map", addresses, offset_bytes, handle.length_bytes)
-        if any(granule in reservation.mapped for granule in granules):
-            raise DriverError("map", errno.EEXIST, f"memory is mapped at offset {offset_bytes} already")
+        self._ledger.expect_room(addresses, offset_bytes, handle)
         host_memory.map_memory(
             addresses.address + offset_bytes,
             handle.length_bytes,
@@ -146,25 +144,25 @@ class MemfdDriver:
             self.fd,
             handle.key,
         )
-        reservation.mapped.update((granule, (handle, offset_bytes)) for granule in granules)
-        physical.mappings += 1
+        self._ledger.mapped(addresses, offset_bytes, handle)
 
     def set_access(self, addresses: Range, offset_bytes: int, length_bytes: int, *, write: bool) -> None:
         """Make mapped memory accessible and fill the page tables."""
-        mapped = self._reservation("set_access", addresses).mapped
-        if any(g not in mapped for g in self._granules("set_access", addresses, offset_bytes, length_bytes)):
-            raise DriverError("set_access", errno.EINVAL, f"not all is mapped from offset {offset_bytes} on")
+        self._ledger.expect_mapped("set_access", addresses, offset_bytes, length_bytes)
         address = addresses.address + offset_bytes
         host_memory.protect(address, length_bytes, host_memory.PROT_READ_WRITE)
         host_memory.populate(address, length_bytes)
         if not write:
             host_memory.protect(address, length_bytes, mmap.PROT_READ)
 
+    def zero(self, addresses: Range, offset_bytes: int, length_bytes: int) -> None:
+        """Fill memory with zeroes."""
+        self._ledger.expect_stretch("zero", addresses, offset_bytes, length_bytes)
+        self.view(addresses)[offset_bytes : offset_bytes + length_bytes] = 0
+
     def unmap(self, addresses: Range, offset_bytes: int, length_bytes: int) -> None:
         """Take whole mappings away; the addresses stay reserved."""
-        mapped = self._reservation("unmap", addresses).mapped
-        granules = self._granules("unmap", addresses, offset_bytes, length_bytes)
-        handles = self._whole_mappings(mapped, offset_bytes, offset_bytes + length_bytes)
+        self._ledger.expect_whole_mappings(addresses, offset_bytes, length_bytes)
         host_memory.map_memory(
             addresses.address + offset_bytes,
             length_bytes,
@@ -173,79 +171,32 @@ class MemfdDriver:
             -1,
             0,
         )
-        for granule in granules:
-            del mapped[granule]
-        for handle in handles:
-            physical = self._handles[handle]
-            physical.mappings -= 1
-            self._collect(handle, physical)
+        self._give_back(self._ledger.unmapped(addresses, offset_bytes, length_bytes))
 
     def view(self, addresses: Range) -> NDArray[np.uint8]:
         """uint8 array [length_bytes] over the range."""
-        pages: Any = self._reservation("view", addresses).pages
+        self._ledger.expect_range("view", addresses)
+        pages: Any = self._pages[addresses]
         return np.asarray(pages)
 
     def close(self) -> None:
         """Unmap all ranges, then let the memory go with the file."""
         if not self._lifetime.end():
             return
-        for addresses in list(self._ranges):
+        for addresses in self._ledger.ranges():
             self._abandon(addresses)
-        self._handles.clear()
-        self._used_bytes = 0
+        self._ledger.forget_all()
         os.close(self._fd)
 
     def _abandon(self, addresses: Range) -> None:
         """Lay zeroes over the range and let its views decide when the addresses may be used by others."""
         flags = _NOTHING | host_memory.MAP_FIXED
         host_memory.map_memory(addresses.address, addresses.length_bytes, host_memory.PROT_READ_WRITE, flags, -1, 0)
-        pages = self._ranges.pop(addresses).pages
+        pages = self._pages.pop(addresses)
         last_view = weakref.finalize(pages, host_memory.unmap_memory, addresses.address, addresses.length_bytes)
         last_view.atexit = False  # the addresses go with the process
 
-    def _collect(self, handle: Handle, physical: _Physical) -> None:
-        """Return the memory of a handle that is neither owned nor mapped."""
-        if physical.released and physical.mappings == 0:
+    def _give_back(self, handles: list[Handle]) -> None:
+        """Return the memory of handles that are neither owned nor mapped."""
+        for handle in handles:
             host_memory.punch_hole(self.fd, handle.key, handle.length_bytes)
-            del self._handles[handle]
-            self._used_bytes -= handle.length_bytes
-
-    def _whole_mappings(self, mapped: dict[int, tuple[Handle, int]], start: int, stop: int) -> list[Handle]:
-        """The handles that fill [start, stop) exactly."""
-        handles = []
-        while start < stop:
-            handle, handle_start = mapped.get(start, (None, start))
-            if handle is None or handle_start != start or start + handle.length_bytes > stop:
-                raise DriverError("unmap", errno.EINVAL, f"no whole mapping at offset {start}")
-            handles.append(handle)
-            start += handle.length_bytes
-        return handles
-
-    def _reservation(self, call: str, addresses: Range) -> _Reservation:
-        self._lifetime.expect()
-        reservation = self._ranges.get(addresses)
-        if reservation is None:
-            raise DriverError(call, errno.EINVAL, "not a range of this driver, or freed")
-        return reservation
-
-    def _physical(self, call: str, handle: Handle) -> _Physical:
-        self._lifetime.expect()
-        physical = self._handles.get(handle)
-        if physical is None or physical.released:
-            raise DriverError(call, errno.EINVAL, "not a handle of this driver, or released")
-        return physical
-
-    def _granules(self, call: str, addresses: Range, offset_bytes: int, length_bytes: int) -> range:
-        """The offsets of the granules in [offset, offset + length), which must lie within the range."""
-        self._expect_granules(call, length_bytes)
-        if offset_bytes < 0 or offset_bytes % self._granule_bytes:
-            raise DriverError(call, errno.EINVAL, f"offset {offset_bytes} is not at a granule")
-        if offset_bytes + length_bytes > addresses.length_bytes:
-            raise DriverError(call, errno.EINVAL, f"{length_bytes} bytes at {offset_bytes} exceed the range")
-        return range(offset_bytes, offset_bytes + length_bytes, self._granule_bytes)
-
-    def _expect_granules(self, call: str, length_bytes: int) -> None:
-        if length_bytes <= 0 or length_bytes % self._granule_bytes:
-            raise DriverError(
-                call, errno.EINVAL, f"{length_bytes} bytes are not whole granules of {self._granule_bytes}"
-            )

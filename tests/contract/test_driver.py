@@ -1,4 +1,4 @@
-"""The memfd driver keeps the driver contract, and gives memory back to the machine."""
+"""The memfd driver keeps the contracts of drivers and streams, and gives memory back to the machine."""
 
 import errno
 import gc
@@ -10,8 +10,9 @@ import pytest
 from kvtier.allocator import host_memory
 from kvtier.allocator.driver_memfd import MemfdDriver
 from kvtier.errors import DriverError, OutOfMemory
-from kvtier.testing.drivers import GRANULES, DriverContract, mapped
+from kvtier.testing.drivers import GRANULES, DriverContract, mapped, peek
 from kvtier.testing.fork import in_child, refusals
+from kvtier.testing.streams import StreamContract
 
 
 @pytest.fixture(params=[4096, 2 << 20], ids=["4KiB", "2MiB"])
@@ -40,7 +41,18 @@ def accessible(view: memoryview, *, write: bool) -> bool:
     return True
 
 
-class TestMemfdDriver(DriverContract):
+class TestMemfdDriver(DriverContract, StreamContract):
+    def test_a_view_is_the_memory(self, driver: MemfdDriver) -> None:
+        """A view shows something else than what lies in its range."""
+        size = driver.granule_bytes
+        addresses = driver.reserve(2 * size)
+        mapped(driver, addresses, 1)
+        view = driver.view(addresses)
+        assert view.shape == (2 * size,)
+        assert view.ctypes.data == addresses.address
+        view[size:] = 4
+        assert peek(driver, addresses.address + 2 * size - 1) == [4]
+
     def test_memory_goes_back_to_the_machine(self, driver: MemfdDriver) -> None:
         """Released memory stays in the file: a shrink would free nothing."""
         size = driver.granule_bytes
