@@ -76,7 +76,7 @@ $(DEMO_READY): | $(BIN)/python
 	@rm -f .venv/demo-* && touch $@
 
 $(TEST_READY): $(DEMO_READY)
-	@echo "Downloading the test tools (about 40 MB)."
+	@echo "Downloading the test tools (about 40 MB), and CUDA's bindings and compiler, which need no GPU (about 140 MB)."
 	$(PIP) '$(TORCH)' --editable '.[demo,dev]'
 	@rm -f .venv/test-* && touch $@
 

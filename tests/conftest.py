@@ -1,4 +1,4 @@
-"""What all tests share: no hurry, and no silent gap where the model tests should be."""
+"""What all tests share: no hurry, and no silent gap where something is not installed."""
 
 import os
 from collections.abc import Iterator
@@ -10,27 +10,29 @@ from hypothesis import settings
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-TORCH_REQUIRED = os.environ.get("KVTIER_REQUIRE_TORCH") == "1"
+ALL_REQUIRED = os.environ.get("KVTIER_REQUIRE_ALL") == "1"
+ELSEWHERE = "tests/compat/"  # run by `make test-vllm`
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """With KVTIER_REQUIRE_TORCH=1 a skipped test that is marked `torch` has failed."""
+    """With KVTIER_REQUIRE_ALL=1 a skipped test has failed."""
     report = yield
-    if TORCH_REQUIRED and report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("torch"):
-        _fail(report)
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _fail_if_required(report)
     return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """With KVTIER_REQUIRE_TORCH=1 a module skipped for a missing package has failed."""
+    """So has a module that is skipped for a missing package."""
     report = yield
-    if TORCH_REQUIRED and report.skipped and "could not import" in str(report.longrepr):
-        _fail(report)
+    if report.skipped:
+        _fail_if_required(report)
     return report
 
 
-def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
-    report.outcome = "failed"
-    report.longrepr = f"skipped although KVTIER_REQUIRE_TORCH=1: {report.longrepr}"
+def _fail_if_required(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if ALL_REQUIRED and not report.nodeid.startswith(ELSEWHERE):
+        report.outcome = "failed"
+        report.longrepr = f"skipped although KVTIER_REQUIRE_ALL=1: {report.longrepr}"

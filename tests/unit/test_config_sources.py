@@ -61,7 +61,7 @@ def test_overrides_reach_every_kind_of_value(file: Path) -> None:
             "KVTIER_TIERS__2__VERIFY": "false",
             "KVTIER_PREFETCH__LOOKAHEAD_REQUESTS": "0",
             "KVTIER_LIMITS__LOAD_DEADLINE": "1m",
-            "KVTIER_REQUIRE_TORCH": "1",
+            "KVTIER_REQUIRE_ALL": "1",
             "PATH": "/bin",
         },
     )
