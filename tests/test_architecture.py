@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-DECIDING = {"blocks", "allocator", "policies", "cache"}
+DECIDING = {"blocks", "allocator", "kernels", "policies", "cache"}
 DECIDING_ENGINE = {
     "answers",
     "backpressure",

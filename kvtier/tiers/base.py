@@ -98,6 +98,35 @@ class SupportsRemap(Protocol):
 
 
 @runtime_checkable
+class SupportsFences(Protocol):
+    """A top tier on a device: what callers have given to their streams may still be using a slot."""
+
+    def fence(self, after: Any) -> Any:
+        """Marks the work before `after`, an event that the caller has recorded. Never waits. Any thread may call.
+
+        Raises UsageError for what is no event.
+        """
+        ...
+
+    def passed(self, fence: Any) -> None:
+        """Block until that work is over; once for each fence. Raises DeviceLost if the device fails."""
+        ...
+
+
+@runtime_checkable
+class SupportsPinning(Protocol):
+    """A top tier on a device, which reads host memory directly once that is registered."""
+
+    def pin(self, address: int, length_bytes: int) -> None:
+        """Register memory. Raises DriverError if the device does not take it: it is copied more slowly then."""
+        ...
+
+    def unpin(self) -> None:
+        """Let go of all of it, before it is unmapped. No copy may be running. Idempotent."""
+        ...
+
+
+@runtime_checkable
 class SupportsScan(Protocol):
     """A persistent tier: knows what it kept, and how much more of a size it would take."""
 

@@ -1,11 +1,7 @@
-"""GpuTier: the top tier, whose slots the attention kernels read. With no device it lies in host memory.
+"""GpuTier: the top tier on host memory, for machines without a device and for tests.
 
-Owns: a memory driver and the arena on it. Slot 0 is the null block: always there, zeroed, nobody's copy.
-Always:  the array's address never changes, whatever `remap` does; the padding of a slot is zero.
-Units:   slots (index), bytes.
+Owns: a memfd driver and the arena on it. Always: the padding of a slot is zero. Units: slots (index), bytes.
 """
-
-from collections.abc import Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,45 +9,33 @@ from numpy.typing import NDArray
 from kvtier.allocator import host_memory
 from kvtier.allocator.driver import MemoryDriver
 from kvtier.allocator.driver_memfd import GRANULE_BYTES, MemfdDriver
-from kvtier.allocator.lifetime import Lifetime
-from kvtier.allocator.slot_pool import NULL_SLOT
-from kvtier.allocator.vmm import Arena, Geometry
-from kvtier.errors import ConfigError, DriverError, KvtierError, OutOfMemory
-from kvtier.registry import suggestion
-from kvtier.tiers.base import TierTraits
+from kvtier.allocator.vmm import Arena
+from kvtier.errors import ConfigError, KvtierError
+from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots
 from kvtier.tiers.slots import SlotCopies
-from kvtier.types import DONE, PAGE_BYTES, Outcome, ReadItem, Remap, Status, WriteBatch, page_aligned
+from kvtier.types import PAGE_BYTES, page_aligned
 
-DEVICES = ("auto", "host", "cuda")
-SLOTS_MIN = 2  # the null block, and one to use
-BATCH_BYTES = 4 << 20
 GRANULES_MIN = 64  # rounding down to granules then loses less than 1/64 of the capacity
 
 
-class GpuTier:
-    """A `Tier` with `SupportsSlots`, `SupportsArray` and `SupportsRemap`."""
+class GpuTier(ArenaTier):
+    """An `ArenaTier` whose slots the CPU reads, too: a `Tier` with `SupportsSlots` as well."""
+
+    host_addressable = True
 
     def __init__(self, name: str, driver: MemoryDriver, arena: Arena) -> None:
         """Takes driver and arena over."""
-        self.name = name
-        self.stride_bytes = arena.geometry.stride_bytes
-        self._driver = driver
-        self._arena = arena
-        self._slots = arena.slots_mapped  # counted once per change: `traits` is asked for every batch
-        self._lifetime = Lifetime(f"tier {name}")
+        copies = SlotCopies(name, arena.array, BlockSlots(arena))
+        super().__init__(name, driver, arena, copies, lambda: host_memory.available_bytes())
         self._bytes = memoryview(arena.array().reshape(-1))
-        self._copies = SlotCopies(name, arena.array, BlockSlots(arena))
 
     @classmethod
-    def create(
-        cls, *, name: str, device: str, capacity_bytes: int, length_bytes_max: int, capacity_max_bytes: int = 0
-    ) -> "GpuTier":
+    def create(cls, *, name: str, capacity_bytes: int, length_bytes_max: int, capacity_max_bytes: int = 0) -> "GpuTier":
         """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds, all mapped.
 
-        device: ``auto`` or ``host``. capacity_max_bytes: how far `remap` may let it grow; at least the capacity.
+        capacity_max_bytes: how far `remap` may let it grow; at least the capacity.
         Raises ConfigError if fewer than two slots fit, the null block counted, or the machine has no such memory.
         """
-        _expect_host(name, device)
         stride_bytes = page_aligned(length_bytes_max)
         granule_bytes = granule_for(capacity_bytes)
         mapped_bytes = capacity_bytes // granule_bytes * granule_bytes
@@ -79,17 +63,6 @@ class GpuTier:
             raise ConfigError(f"{name}.capacity", str(error), "Choose a smaller capacity") from error
         return cls(name, driver, arena)
 
-    @property
-    def traits(self) -> TierTraits:
-        """`slots` counts the null block, and those without memory now; `capacity_bytes` counts neither."""
-        return TierTraits(
-            capacity_bytes=(self._slots - 1) * self.stride_bytes,
-            slots=self._arena.geometry.slots,
-            persistent=False,
-            host_addressable=True,
-            batch_bytes=BATCH_BYTES,
-        )
-
     def array(self) -> NDArray[np.uint8]:
         """uint8 array [slots, stride_bytes] over all reserved slots, zero-copy; index mapped slots only."""
         array: NDArray[np.uint8] = self._arena.array()
@@ -102,61 +75,8 @@ class GpuTier:
             raise IndexError(f"slot {index}, of {self._arena.geometry.slots}, has no memory")
         return self._bytes[index * self.stride_bytes : (index + 1) * self.stride_bytes]
 
-    def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
-        """Copy blocks out; raises InvariantError for a place that holds no blocks."""
-        return self._copies.read(items)
-
-    def write(self, batch: WriteBatch) -> list[Outcome]:
-        """Copy blocks in, each to its place; raises InvariantError for a place that holds no blocks."""
-        return self._copies.write(batch)
-
-    @property
-    def geometry(self) -> Geometry:
-        return self._arena.geometry
-
-    @property
-    def granules_mapped(self) -> frozenset[int]:
-        return self._arena.granules_mapped
-
-    def remap(self, remap: Remap) -> Outcome:
-        """Map and unmap granules; unmapped memory goes back to the machine. See `SupportsRemap`."""
-        try:
-            if len(remap.map) * self.geometry.granule_bytes > host_memory.available_bytes():
-                raise OutOfMemory("the machine has no such memory left")  # it would kill somebody later
-            self._arena.map(remap.map)
-            self._arena.shrink(remap.unmap, remap.unused.__contains__)
-        except OutOfMemory as error:
-            return Outcome(Status.NO_ROOM, detail=str(error))
-        except DriverError as error:
-            return Outcome(Status.FAILED, detail=str(error))
-        finally:
-            self._slots = self._arena.slots_mapped
-        if remap.unmap:
-            self._arena.trim()
-        return DONE
-
-    def check(self) -> list[str]:
-        """Recount the arena."""
-        return self._arena.check()
-
-    def close(self) -> None:
-        """Unmap and give back everything. Idempotent. A view that somebody still holds reads as zeroes."""
-        if not self._lifetime.end():
-            return
+    def _let_go(self) -> None:
         del self._bytes
-        self._arena.close()
-        self._driver.close()
-
-
-class BlockSlots(Container[int]):
-    """The slots of an arena that may hold a block at this moment: those with memory, but for the null block."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def __contains__(self, slot: object) -> bool:
-        assert isinstance(slot, int)
-        return slot != NULL_SLOT and self._arena.is_mapped(slot)
 
 
 def granule_for(capacity_bytes: int) -> int:
@@ -173,10 +93,3 @@ def capacity_min(stride_bytes: int) -> int:
     need_bytes = SLOTS_MIN * stride_bytes
     granule_bytes = granule_for(need_bytes)
     return -(-need_bytes // granule_bytes) * granule_bytes
-
-
-def _expect_host(name: str, device: str) -> None:
-    if device == "cuda":
-        raise ConfigError(f"{name}.device", "CUDA support is not in this version", "Use device: auto")
-    if device not in DEVICES:
-        raise ConfigError(f"{name}.device", f"unknown device {device!r}", suggestion(device, DEVICES))

@@ -40,7 +40,7 @@ class SlotCopies:
             pieces.append((into, base + item.place * stride_bytes, item.length_bytes))
             tails.append((into + item.length_bytes, item.into.nbytes - item.length_bytes))
         _move(pieces)
-        _zero(tails)
+        zero(tails)
         return [DONE] * len(items)
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
@@ -57,7 +57,7 @@ class SlotCopies:
             pieces.append((target, address_of(item.source), item.length_bytes))
             tails.append((target + item.length_bytes, stride_bytes - item.length_bytes))
         _move(pieces)
-        _zero(tails)
+        zero(tails)
         return [Outcome(Status.DONE, item.place) for item in batch.items] + [DONE] * (
             len(batch.evict) + bool(batch.sidecar)
         )
@@ -97,7 +97,8 @@ def _move(pieces: Iterable[Piece]) -> None:
         ctypes.memmove(target, source, length_bytes)
 
 
-def _zero(tails: Iterable[tuple[int, int]]) -> None:
+def zero(tails: Iterable[tuple[int, int]]) -> None:
+    """Clear (address, length in bytes) stretches of host memory."""
     for address, length_bytes in tails:
         if length_bytes:
             ctypes.memset(address, 0, length_bytes)

@@ -1,10 +1,10 @@
 // Runs CUDA C on a CPU: one fibre for each thread of a thread block, thread blocks one after the other.
 //
-// Owns: the CUDA words that kvtier's kernels use (indices, shared memory, barriers, shuffles, ballots, atomicAdd, bit casts).
+// Owns: the CUDA words that kvtier uses (indices, shared memory, barriers, shuffles, ballots, atomicAdd, bit casts).
 // Always: a barrier that not all threads reach aborts with a message, and so does a warp whose lanes are at different
-//         kinds of warp operation. Warps run one after the other, each as far as it can, and lanes likewise: in ascending
-//         order, or in descending order with EMU_REVERSE=1 in the environment. Some warp is therefore ahead of all others
-//         wherever no barrier holds it, and what a missing barrier breaks is wrong in one of the two orders.
+//         kinds of warp operation. Warps run one after the other, each as far as it can, and lanes likewise: in
+//         ascending order, or in descending order with EMU_REVERSE=1 in the environment. Some warp is therefore ahead
+//         of all others where no barrier holds it, and what a missing barrier breaks is wrong in one of the orders.
 //         One launch at a time per library; launches from several host threads wait for each other.
 // Not emulated: real concurrency, memory ordering, alignment faults, the rounding of contracted multiply-adds.
 //

@@ -1,0 +1,128 @@
+"""CudaTier: the top tier in the memory of a CUDA device, on a range of virtual addresses whose pages come and go.
+
+Owns: the driver's hold on the device, the arena, and streams of its own for copies and for fences. Always: a slot's
+bytes are used only by who holds it, and by us only when the fence behind the caller's last work has passed.
+Units:   slots (index), bytes.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+from kvtier.allocator.driver_cuda import CudaDriver
+from kvtier.allocator.geometry import Geometry
+from kvtier.allocator.streams import Event
+from kvtier.allocator.vmm import Arena
+from kvtier.errors import ConfigError, DeviceLost, KvtierError, UsageError
+from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots
+from kvtier.tiers.device_copies import DeviceCopies
+from kvtier.tiers.fences import Fences
+from kvtier.types import Outcome, Remap
+
+ALIGNMENT_BYTES = 512  # of a slot: what the widest loads of a warp want
+
+
+class CudaTier(ArenaTier):
+    """An `ArenaTier` with `SupportsFences` and `SupportsPinning`."""
+
+    host_addressable = False
+
+    def __init__(self, name: str, driver: CudaDriver, arena: Arena, notes: tuple[str, ...] = ()) -> None:
+        """Takes driver and arena over. `notes`: what could be had only in part."""
+        streams, stride_bytes = driver.streams, arena.geometry.stride_bytes
+        self._moves = DeviceCopies(name, streams, arena.address, stride_bytes, BlockSlots(arena))
+        self._fences = Fences(streams)
+        self._cuda = driver
+        self._pinned: list[int] = []
+        self.notes = notes
+        super().__init__(name, driver, arena, self._moves, lambda: driver.memory_info().free_bytes)
+
+    @classmethod
+    def create(
+        cls, *, name: str, device: int, capacity_bytes: int, length_bytes_max: int, capacity_max_bytes: int = 0
+    ) -> "CudaTier":
+        """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds, all mapped.
+
+        capacity_max_bytes: how far `remap` may let it grow; at least the capacity. Where the device has less memory
+        left the tier is smaller, and says so. Raises ConfigError if not even two slots fit, or there is no such device.
+        """
+        try:
+            driver = CudaDriver(device)
+        except ConfigError as error:
+            raise ConfigError(f"{name}.device", error.problem, error.remedy) from error
+        try:
+            stride_bytes = -(-length_bytes_max // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            slots = capacity_bytes // driver.granule_bytes * driver.granule_bytes // stride_bytes
+            reserved = max(slots, capacity_max_bytes // driver.granule_bytes * driver.granule_bytes // stride_bytes)
+            _expect_slots(name, slots, f"{capacity_bytes} bytes", stride_bytes, "Use a larger capacity")
+            arena = Arena(driver, stride_bytes=stride_bytes, slots_reserved=reserved)
+            notes = _map(arena, name, slots)
+            return cls(name, driver, arena, notes)
+        except ConfigError:
+            driver.close()
+            raise
+        except KvtierError as error:
+            driver.close()
+            raise ConfigError(f"{name}.capacity", str(error), "Choose a smaller capacity") from error
+
+    def remap(self, remap: Remap) -> Outcome:
+        """See `SupportsRemap.remap`."""
+        self._cuda.streams.bind_thread()
+        return super().remap(remap)
+
+    # ------------------------------------------------------------ fences
+
+    def fence(self, after: Any) -> Event:
+        """See `SupportsFences.fence`."""
+        self._lifetime.expect()
+        if after is None:
+            raise UsageError(
+                "on a device `after` is needed: pass the event that you have recorded behind the last kernel that uses "
+                "the slots"
+            )
+        return self._fences.fence(after)
+
+    def passed(self, fence: Event) -> None:
+        """See `SupportsFences.passed`."""
+        self._fences.passed(fence)
+
+    # ------------------------------------------------------------ host memory
+
+    def pin(self, address: int, length_bytes: int) -> None:
+        """Register host memory that blocks are copied from and to, until `unpin`. Raises DriverError."""
+        self._cuda.register(address, length_bytes)
+        self._pinned.append(address)
+
+    def unpin(self) -> None:
+        """Let all of it go: it may be unmapped from now on. No copy may be running."""
+        with suppress(DeviceLost):  # then it reads nothing any more
+            self._cuda.streams.bind_thread()
+            while self._pinned:
+                self._cuda.unregister(self._pinned.pop())
+
+    def _let_go(self) -> None:
+        self.unpin()
+        for part in (self._moves, self._fences):
+            with suppress(DeviceLost):
+                part.close()
+
+
+def _map(arena: Arena, name: str, slots: int) -> tuple[str, ...]:
+    """Map so many slots, or as many as the device has memory for: then the second is said."""
+    geometry = arena.geometry
+    wanted = Geometry(geometry.granule_bytes, geometry.stride_bytes, slots).granules
+    found = arena.fill(wanted)
+    found_bytes = found * geometry.granule_bytes
+    remedy = "End what else uses the device, or choose another one"
+    _expect_slots(
+        name, len(geometry.slots_within(range(found))), f"the {found_bytes} bytes left", geometry.stride_bytes, remedy
+    )
+    arena.grow(found_bytes)
+    if found == wanted:
+        return ()
+    return (f"capacity: the device has {found_bytes} bytes left for it, of {wanted * geometry.granule_bytes}",)
+
+
+def _expect_slots(name: str, slots: int, memory: str, stride_bytes: int, remedy: str) -> None:
+    if slots < SLOTS_MIN:
+        problem = f"{memory} hold {slots} slots of {stride_bytes}, and one is the null block"
+        raise ConfigError(f"{name}.capacity", problem, remedy)
