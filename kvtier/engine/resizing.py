@@ -32,7 +32,7 @@ class _Resize:
     emptying: set[int] = field(default_factory=set)
     underway: Remap | None = None
     failed: bool = False
-    dirty: int | None = None  # blocks in the way at the last step
+    in_the_way: set[int] = field(default_factory=set)  # blocks that were so at the last step
     seen_arrivals: int = -1  # batches that had ended when it last took a step
 
 
@@ -54,9 +54,7 @@ class Resizes:
             self._active[tier] = _Resize(ticket, tier, granules)
             return
         self.ended.append((former.ticket, self._bytes(tier)))
-        self._active[tier] = replace(
-            former, ticket=ticket, granules=granules, failed=False, dirty=None, seen_arrivals=-1
-        )
+        self._active[tier] = replace(former, ticket=ticket, granules=granules, failed=False, seen_arrivals=-1)
 
     def batches(self) -> list[TransferBatch]:
         """Remaps to carry out now."""
@@ -68,9 +66,9 @@ class Resizes:
         return made
 
     def conclude(self) -> None:
-        """Everything is planned: where nothing is under way nothing will change."""
+        """Everything is planned: where nothing is on its way out nothing will change, whatever else is under way."""
         for resize in list(self._active.values()):
-            if not len(self._flight):
+            if resize.underway is None and not self._goes_on(resize):
                 self._end(resize)
 
     def settled(self, tier: int, remap: Remap, outcome: Outcome) -> None:
@@ -84,12 +82,23 @@ class Resizes:
             level.capacity_bytes = (slots - 1) * level.stride_bytes  # one is the null block
             level.policy.resize(level.slots_usable)
             self._residency.retire_ghosts(level.policy)
-        resize = self._active[tier]
+        resize = self._active.get(tier)
+        if resize is None:
+            return  # given up, and with it whatever this was for
         resize.underway = None
         resize.failed |= not outcome.done
         resize.emptying -= {*remap.unmap}
         if not outcome.done:
             self._admit_slots(tier, remap.unmap, besides=resize.emptying)
+
+    def give_up(self, tier: int) -> list[int]:
+        """The tier's device is lost: nobody waits for memory of it any more. Returns the tickets that have no answer.
+
+        A remap that is under way ends for nobody.
+        """
+        resize = self._active.pop(tier, None)
+        self._demotions.evacuate(tier, ())
+        return [] if resize is None else [resize.ticket]
 
     # ------------------------------------------------------------ steps
 
@@ -131,19 +140,18 @@ class Resizes:
         if empty:
             unused = frozenset(slot for granule in empty for slot in _slots_of(geometry, granule))
             return [self._depart(resize, Remap(unmap=tuple(sorted(empty)), unused=unused))]
-        if not dirty or self._is_stuck(resize, len(dirty)):
-            self._end(resize)
-        else:
+        if dirty:
+            resize.in_the_way = {*dirty}
             self._demotions.evacuate(resize.tier, dirty)
+        else:
+            self._end(resize)
         return []
 
-    def _is_stuck(self, resize: _Resize, dirty: int) -> bool:
-        """Whether nothing has gone down since the last step, and nothing is on its way."""
+    def _goes_on(self, resize: _Resize) -> bool:
+        """Whether what is in the way is being moved, or makes its way down through the tiers below."""
         below = range(resize.tier, len(self._residency.levels) - 1)
-        moving = any(self._flight.batches[tier, tier + 1] for tier in below)
-        stuck = not moving and resize.dirty is not None and dirty >= resize.dirty
-        resize.dirty = dirty
-        return stuck
+        stores = any(self._flight.batches[tier, tier + 1] or self._flight.evictions[tier + 1] for tier in below)
+        return stores or not resize.in_the_way.isdisjoint(self._flight.moving(resize.tier))
 
     def _in_the_way(self, tier: int, granule: int, moving: set[int]) -> list[int] | None:
         """The blocks that have to be copied, or whose copying has to end, before a granule can go; None if a slot is
