@@ -4,6 +4,7 @@ A match has an owner and a time to live; a lease ends by release (or by the prov
 time. Both are given back exactly once, however often that is asked for. Units: tokens, slots, seconds.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +13,7 @@ from typing import Any
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.prefix import Prefix
 from kvtier.errors import UsageError
+from kvtier.types import BlockKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Decision:
     """What the governor chose of a match, and what it reckoned with.
 
     tokens_found: in the match. tokens_chosen: of these, to be brought up; the rest is computed. load_s: estimated time
-    to bring them. prefill_s: estimated time to compute all that was found. None: not known (yet).
+    to bring them; where nothing is loaded of what would have had to be, what all of it would have taken. prefill_s:
+    estimated time to compute all that was found. None: not known (yet).
     why: ``resident`` (all of it is in the top tier), ``faster`` (all of it, for it loads faster than it is computed),
     ``deadline`` (as much as arrives in time), ``slower`` (the rest, or all, is computed faster), ``unmeasured`` (all of
     it, as one of the speeds is not known), ``off`` (all of it: the configuration has no governor).
@@ -118,10 +121,20 @@ class Lease:
         self.decision = record.decision
 
     def slots(self, group: int = 0) -> tuple[int, ...]:
-        """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...)."""
-        if not 0 <= group < len(self.record.slots):
-            raise UsageError(f"the model has no group {group}; it has {len(self.record.slots)}")
-        return tuple(self.record.slots[group])
+        """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...).
+
+        Raises UsageError once the lease was released, be it by `release_owner`: they are somebody else's then.
+        """
+        if self.record.phase is Phase.RELEASED:
+            raise UsageError(f"{self!r} was released: its slots belong to others; reserve anew")
+        rows = self.record.slots
+        try:
+            index = operator.index(group)
+        except TypeError:
+            raise UsageError(f"group is a {type(group).__name__}; pass an integer") from None
+        if not 0 <= index < len(rows):
+            raise UsageError(f"the model has no group of that number; it has {len(rows)}, counted from 0")
+        return tuple(rows[index])
 
     def wait(self, stream: Any = None) -> None:
         """Make a device stream wait for the promotion. On host memory the bytes are there already: no-op."""
@@ -148,6 +161,7 @@ class LeaseRecord:
     hits: list[list[int]] = field(default_factory=list)  # handles of the leading blocks
     sources: list[Sequence[int]] = field(default_factory=list)  # tier each hit came from
     writable: set[int] = field(default_factory=set)  # slots private to this lease
+    promised: dict[int, BlockKey] = field(default_factory=dict)  # slot -> its name, once the work on it is over
     waiting: set[int] = field(default_factory=set)  # handles whose promotion is under way
     failed: bool = False  # a load failed: the prefix ends before it
     lease: Lease | None = None

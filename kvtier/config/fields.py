@@ -4,13 +4,14 @@ Owns no state. Every field of `schema` is annotated with one of these kinds and 
 problem can be told with the value, what is wrong with it, and what to write instead.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
-from kvtier.config.units import Rejected, parse_bytes, parse_fraction, parse_seconds
+from kvtier.config.units import Rejected, bounded_seconds, parse_bytes, parse_fraction, parse_rate, parse_seconds
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 
@@ -127,14 +128,22 @@ def _flag(value: object) -> bool:
     return value
 
 
-def one_of(kind: str, known: Iterable[str], refused: Mapping[str, tuple[str, str]] | None = None) -> BeforeValidator:
-    """Accepts one of the words known by then. `refused` has words with a problem and a remedy of their own."""
+def one_of(
+    kind: str,
+    known: Iterable[str],
+    refused: Mapping[str, tuple[str, str]] | None = None,
+    elsewhere: str | None = None,
+) -> BeforeValidator:
+    """Accepts one of the words known by then. `refused` has words with a problem and a remedy of their own.
+
+    elsewhere: a pattern of words that somebody else has to know.
+    """
 
     def parse(value: object) -> str:
         word = {True: "on", False: "off"}[value] if isinstance(value, bool) else value  # YAML reads off as false
         if not isinstance(word, str):
             raise Rejected(f"{value!r} is no {kind}", f"Known: {', '.join(known)}.")
-        if word in known:
+        if word in known or (elsewhere and re.fullmatch(elsewhere, word, re.ASCII)):
             return word
         if refused and word in refused:
             problem, remedy = refused[word]
@@ -149,6 +158,17 @@ def not_yet(*words: str, use: str) -> dict[str, tuple[str, str]]:
     return dict.fromkeys(words, ("is not in this version", f"Use {use}."))
 
 
+def _device(value: object) -> str:
+    """`auto`, `host`, `cuda`, or one of several devices by its number: `cuda:1`."""
+    word, colon, number = str(value).partition(":")
+    if word == "cuda" and colon and (not number.isdecimal() or not number.isascii() or len(number) > 2):
+        raise Rejected(f"{value!r} is no device", "Write cuda:0, cuda:1 and so on, or cuda for the first.")
+    known = ("auto", "host", "cuda")
+    if not isinstance(value, str) or (colon and word != "cuda") or word not in known:
+        raise Rejected(f"unknown device {value!r}", suggestion(word, known))
+    return value
+
+
 def _some_bytes(value: object) -> int:
     size_bytes = parse_bytes(value)
     if size_bytes == 0:
@@ -158,7 +178,10 @@ def _some_bytes(value: object) -> int:
 
 def _some_seconds(value: object, info: ValidationInfo) -> float:
     in_code = info.context is not WRITTEN  # there the name `..._s` says the unit
-    seconds = float(value) if in_code and isinstance(value, (int, float)) else parse_seconds(value)
+    if in_code and isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = bounded_seconds(value, value)
+    else:
+        seconds = parse_seconds(value)
     if seconds == 0:
         raise Rejected(f"{value!r} is no time at all", "Write a duration such as 500ms.")
     return seconds
@@ -177,7 +200,9 @@ Fraction = Annotated[float, BeforeValidator(parse_fraction)]
 Text = Annotated[str, BeforeValidator(_text)]
 Name = Annotated[str, BeforeValidator(_name)]
 PathText = Annotated[Path, BeforeValidator(_path)]
+MaybeRate = Annotated[float | None, BeforeValidator(_or_none(parse_rate))]
 MaybeCount = Annotated[int | None, BeforeValidator(_or_none(_count(1)))]
 MaybeText = Annotated[str | None, BeforeValidator(_or_none(_text))]
 MaybePath = Annotated[Path | None, BeforeValidator(_or_none(_path))]
 Flag = Annotated[bool, BeforeValidator(_flag)]
+Device = Annotated[str, BeforeValidator(_device)]

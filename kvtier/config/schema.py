@@ -5,8 +5,9 @@ key in the YAML (`capacity`). Rules about one value live in its annotation, rule
 Units: bytes, seconds, tokens, fractions from 0 to 1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,10 +19,12 @@ from kvtier.config.fields import (
     BytesOrZero,
     Count,
     CountOrZero,
+    Device,
     Flag,
     Fraction,
     MaybeCount,
     MaybePath,
+    MaybeRate,
     MaybeText,
     Name,
     PathText,
@@ -41,7 +44,17 @@ Kind = one_of(
     SEGMENT_NAMES,
     not_yet("sliding_window", "mamba", "chunked_local", "cross", use="full or mla groups only"),
 )
-Policy = Annotated[str, one_of("policy", ["lru", "arc"])]
+
+
+class _PolicyNames:
+    """The shipped policies, and those that other packages declare; asked anew each time, and nothing is imported."""
+
+    def __iter__(self) -> Iterator[str]:
+        yield from ("lru", "arc", "hit_density", "fifo", "lfu", "two_q", "s3_fifo", "sieve", "w_tinylfu")
+        yield from (point.name for point in entry_points(group="kvtier.policies"))
+
+
+Policy = Annotated[str, one_of("policy", _PolicyNames(), elsewhere=r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")]
 Wanted = one_of("choice", ["auto", "on", "off"])
 GROUP_KEYS = ("kind", "layers", "kv_heads", "head_dim", "dtype", "block_tokens")
 
@@ -90,7 +103,7 @@ class _Tier(Section):
 
 
 class GpuTierConfig(_Tier):
-    """The slots that attention reads. device: `auto` and `host` are host memory in this version.
+    """The slots that attention reads. device: `host`, `cuda`, `cuda:1`...; `auto` is host memory in this version.
 
     capacity_max: the addresses reserved, up to which `resize` can grow the tier; by default its capacity.
     """
@@ -100,9 +113,7 @@ class GpuTierConfig(_Tier):
     capacity_max_bytes: Bytes = Field(
         default_factory=lambda found: found.get("capacity_bytes", 0), validation_alias="capacity_max", examples=["1GiB"]
     )
-    device: Annotated[str, one_of("device", ["auto", "host"], not_yet("cuda", use="auto or host"))] = Field(
-        default="auto", examples=["auto"]
-    )
+    device: Device = Field(default="auto", examples=["auto"])
 
 
 class HostTierConfig(_Tier):
@@ -144,13 +155,14 @@ class PrefetchConfig(Section):
 class LimitsConfig(Section):
     """How long a request waits for a load, and how many bytes may be on their way at once.
 
-    prefill_tokens_per_s: how fast the engine computes a prompt, until it reports that itself; None: not known.
+    prefill_tokens_per_s: how fast the engine computes a prompt, until it reports that itself, from 0.001 to 1e9; None:
+    not known.
     governor: do not load what is computed faster.
     """
 
     load_deadline_s: Seconds = Field(default=0.5, validation_alias="load_deadline", examples=["500ms"])
     queue_bytes: Bytes = Field(default=256 << 20, validation_alias="queue", examples=["256MiB"])
-    prefill_tokens_per_s: MaybeCount = Field(default=None, examples=["2500"])
+    prefill_tokens_per_s: MaybeRate = Field(default=None, examples=["2500"])
     governor: Flag = Field(default=True, examples=["true"])
 
 

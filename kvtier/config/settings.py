@@ -40,7 +40,7 @@ def _values(section: Section, where: Where) -> dict[Where, object]:
 def _spelled(name: str, value: object) -> object:
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
-    if name.endswith("_s") and isinstance(value, float):
+    if name.endswith("_s") and not name.endswith("_per_s") and isinstance(value, float):
         return format_seconds(value)
     if isinstance(value, Path):
         return str(value)

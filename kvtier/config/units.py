@@ -1,6 +1,7 @@
-"""How people write sizes, durations and fractions, and the numbers they mean.
+"""How people write sizes, durations, fractions and speeds, and the numbers they mean.
 
-Owns no state. Sizes come out as whole bytes, durations as seconds, fractions as 0 .. 1. A refused text raises
+Owns no state. Sizes come out as whole bytes, durations as seconds, fractions as 0 .. 1, speeds as a float per second.
+Whatever it is, it has a bound far above anything real, so that no sum of it overflows. A refused text raises
 `Rejected`, which says what to write instead and leaves it to the caller to say where.
 Always: `parse_bytes(format_bytes(n)) == n` and `parse_seconds(format_seconds(s)) == s`; a size that `readable_bytes`
 rounds is on the safe side of the right one, to within a hundredth of its unit.
@@ -33,8 +34,12 @@ SECOND_UNITS = {
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _READABLE_DIGITS = 4
 BYTES_MAX = 1 << 62  # offsets are signed 64-bit numbers in the kernel's interfaces
+SECONDS_MAX = 1e9  # 30 years; a thread that waits counts nanoseconds in 63 bits, and ends at 9.2e9 s
+
+RATE_MIN, RATE_MAX = 1e-3, 1e9  # per second; what lies beyond is a slip of the pen
 
 # At most 20 digits: longer numbers are beyond BYTES_MAX, and their conversion would take quadratic time.
+_DECIMAL = re.compile(r"\+?\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _QUANTITY = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z%]*)\s*", re.ASCII)
 
 
@@ -70,7 +75,14 @@ def parse_seconds(value: object) -> float:
         raise Rejected(f"{value!r} does not say which unit of time", f"{remedy}.")
     if unit not in SECOND_UNITS:
         raise Rejected(f"{value!r} has the unknown unit {unit!r}", suggestion(unit, SECOND_UNITS))
-    return float(number * SECOND_UNITS[unit])
+    return bounded_seconds(float(number * SECOND_UNITS[unit]), value)
+
+
+def bounded_seconds(seconds: float, value: object) -> float:
+    """The duration that `value` stands for, if it is one that a thread can sleep."""
+    if not 0 <= seconds <= SECONDS_MAX:
+        raise Rejected(f"{value!r} is not from 0 to {SECONDS_MAX:g} seconds", "Use at most 277777h, 30 years.")
+    return seconds
 
 
 def parse_fraction(value: object) -> float:
@@ -83,6 +95,15 @@ def parse_fraction(value: object) -> float:
     if fraction > 1:
         raise Rejected(f"{value!r} is more than the whole", f"{remedy}.")
     return fraction
+
+
+def parse_rate(value: object) -> float:
+    """A speed such as 2500, 0.5 or 1e6, in whatever it is per second: from RATE_MIN to RATE_MAX."""
+    if isinstance(value, str) and _DECIMAL.fullmatch(value.strip()):
+        value = float(value)  # an override is always a text
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not RATE_MIN <= value <= RATE_MAX:
+        raise Rejected(f"{value!r} is not a number from {RATE_MIN:g} to {RATE_MAX:g}", "Write one such as 2500 or 0.5.")
+    return float(value)
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -1,36 +1,55 @@
 """What callers pass, checked before it reaches the engine's thread: a mistake must not look like a bug of ours.
 
-Pure functions; each returns the value in its plain type or raises UsageError naming the argument.
+Pure functions; each returns the value in its plain type or raises UsageError naming the argument. Always: whatever the
+value is, nothing else is raised, not even by showing it. A truth value is no number, nor is a text that reads like one.
 """
 
-import math
 import operator
 from collections.abc import Iterable
+from reprlib import Repr
 from typing import Any, TypeVar
 
+from kvtier.config.units import SECONDS_MAX
 from kvtier.errors import UsageError
 from kvtier.types import BlockKey
 
 T = TypeVar("T")
 INTEGER_MAX = 1 << 53  # floats count so far
-SECONDS_MAX = 1e12  # 30,000 years
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """A value of this type."""
     if not isinstance(value, kind):
-        raise UsageError(f"{name} is {value!r}; pass a {kind.__name__}")
+        raise UsageError(f"{name} is {shown(value)}; pass a {kind.__name__}")
+    return value
+
+
+def optional(name: str, value: Any, kind: type[T]) -> T | None:
+    """A value of this type, or None."""
+    if value is not None and not isinstance(value, kind):
+        raise UsageError(f"{name} is {shown(value)}; pass a {kind.__name__} or None")
+    return value
+
+
+def one_of(name: str, value: T, kinds: tuple[type, ...]) -> T:
+    """A value of one of these types."""
+    if not isinstance(value, kinds):
+        raise UsageError(f"{name} is {shown(value)}; pass one of {', '.join(kind.__name__ for kind in kinds)}")
     return value
 
 
 def integer(name: str, value: Any, at_least: int = 0) -> int:
     """An integer of any kind, numpy's included."""
     try:
-        number = operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name} is {value!r}; pass an integer") from None
+        number = None if isinstance(value, bool) else operator.index(value)
+    except Exception:  # noqa: BLE001  it is the value's own code that runs
+        number = None
+    if number is None:
+        raise UsageError(f"{name} is {shown(value)}; pass an integer")
     if number < at_least:
-        raise UsageError(f"{name}={number}: use {at_least} or more")
+        raise UsageError(f"{name}={shown(number)}: use {at_least} or more")
     if number > INTEGER_MAX:
         raise UsageError(f"{name} has {number.bit_length()} bits: use 2**53 at most")
     return number
@@ -42,15 +61,17 @@ def limit(name: str, value: Any) -> int | None:
 
 
 def seconds(name: str, value: Any) -> float:
-    """A finite number of seconds, not negative."""
+    """A number of seconds of any kind, not negative, and no more than a thread can sleep at once."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} is {value!r}; pass seconds") from None
+        number = None if isinstance(value, (bool, str, bytes, bytearray)) else float(value)
     except OverflowError:
-        number = math.inf
+        raise UsageError(f"{name} is more than a float holds: use {SECONDS_MAX:g} seconds at most") from None
+    except Exception:  # noqa: BLE001  it is the value's own code that runs
+        number = None
+    if number is None:
+        raise UsageError(f"{name} is {shown(value)}; pass seconds")
     if not 0 <= number <= SECONDS_MAX:
-        raise UsageError(f"{name}={number!r}: use 0 or more seconds, and {SECONDS_MAX:g} at most")
+        raise UsageError(f"{name}={number!r}: use 0 or more seconds, and {SECONDS_MAX:g} (30 years) at most")
     return number
 
 
@@ -58,11 +79,19 @@ def slot_pairs(pairs: Any) -> list[tuple[int, BlockKey]]:
     """(slot, key) pairs."""
     checked: list[tuple[int, BlockKey]] = []
     if not isinstance(pairs, Iterable):
-        raise UsageError(f"pairs is {pairs!r}; pass (slot, key) pairs")
+        raise UsageError(f"pairs is {shown(pairs)}; pass (slot, key) pairs")
     for pair in pairs:
         try:
             slot, key = pair
         except (TypeError, ValueError):
-            raise UsageError(f"pairs holds {pair!r}; pass (slot, key) pairs") from None
+            raise UsageError(f"pairs holds {shown(pair)}; pass (slot, key) pairs") from None
         checked.append((integer("slot", slot), BlockKey(instance("key", key, bytes))))
     return checked
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, whatever it is."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # an integer of more digits than Python spells out
+        return f"a {type(value).__name__} beyond all measure"

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, assert_never
 
+import numpy as np
+
 from kvtier.allocator import host_memory
 from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.namespace import NamespaceTable
@@ -20,10 +22,18 @@ from kvtier.clock import MonotonicClock
 from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig, TierConfig, load_config
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
-from kvtier.errors import ConfigError
+from kvtier.errors import ConfigError, DriverError
 from kvtier.notices import say_once
 from kvtier.policies import POLICIES
-from kvtier.tiers.base import SupportsArray, SupportsRemap, SupportsScan, SupportsSidecar, SupportsSlots, Tier
+from kvtier.tiers.base import (
+    SupportsArray,
+    SupportsPinning,
+    SupportsRemap,
+    SupportsScan,
+    SupportsSidecar,
+    SupportsSlots,
+    Tier,
+)
 from kvtier.types import page_aligned
 
 log = logging.getLogger("kvtier")
@@ -53,7 +63,13 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             tier = open_at(index, tier_config, namespaces, length_bytes_max)
             undo.callback(tier.close)
             tiers.append(tier)
-        levels = [level_of(*pair, specs) for pair in zip(config.tiers, tiers, strict=True)]
+        pin_below(tiers, undo)
+        levels = []
+        for index, pair in enumerate(zip(config.tiers, tiers, strict=True), start=first):
+            try:
+                levels.append(level_of(*pair, specs))
+            except KeyError as error:  # a policy of somebody else's, that is not there
+                raise ConfigError(f"tiers[{index}].policy", str(error.args[0]), "Install it, or use lru") from error
         clock = MonotonicClock()
         core = Core(
             config.model,
@@ -76,6 +92,24 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
     return engine, tiers[0]
 
 
+def pin_below(tiers: Sequence[Tier], undo: ExitStack) -> None:
+    """Let the device read the memory below it directly. Raises ConfigError if it has none to copy to and from."""
+    top = tiers[0]
+    if not isinstance(top, SupportsPinning):
+        return
+    if len(tiers) > 1 and not isinstance(tiers[1], SupportsSlots):
+        raise ConfigError("tiers[1].type", "a disk cannot be read into a device", "Put a host tier between them.")
+    undo.callback(top.unpin)
+    for tier in tiers[1:]:
+        if isinstance(tier, SupportsSlots):
+            first, last = (np.frombuffer(tier.slot(index), np.uint8) for index in (0, tier.traits.slots - 1))
+            address = first.ctypes.data
+            try:
+                top.pin(address, last.ctypes.data + last.nbytes - address)
+            except DriverError as error:
+                say_once(log, f"tier {tier.name}", "pin", f"pin: {error}; the device copies more slowly then")
+
+
 def open_at(index: int, config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
     """Open a tier; what it cannot work with is told by its place in the YAML, which the tier does not know."""
     try:
@@ -88,11 +122,21 @@ def open_at(index: int, config: TierConfig, namespaces: NamespaceTable, length_b
 def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
     """Open one tier for blocks of up to `length_bytes_max`. Imports only what the tier needs."""
     if isinstance(config, GpuTierConfig):
+        device, _, number = config.device.partition(":")
+        if device == "cuda":
+            from kvtier.tiers.cuda import CudaTier
+
+            return CudaTier.create(
+                name=config.name,
+                device=int(number or 0),
+                capacity_bytes=config.capacity_bytes,
+                capacity_max_bytes=config.capacity_max_bytes,
+                length_bytes_max=length_bytes_max,
+            )
         from kvtier.tiers.gpu import GpuTier
 
         return GpuTier.create(
             name=config.name,
-            device=config.device,
             capacity_bytes=config.capacity_bytes,
             capacity_max_bytes=config.capacity_max_bytes,
             length_bytes_max=length_bytes_max,
@@ -136,12 +180,9 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
     if pool and geometry:
         pool.withdraw({*range(geometry.slots)}.difference(*geometry.slots_whole(granules)))
     # A request has as many blocks of every group, or nearly: their mean tells how many a store holds.
-    stride_bytes = sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)
-    blocks = (
-        traits.capacity_bytes // tier.stride_bytes
-        if isinstance(tier, SupportsSlots)
-        else max(1, traits.capacity_bytes // stride_bytes)
-    )
+    block_bytes = sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)
+    stride_bytes = geometry.stride_bytes if geometry else tier.stride_bytes if isinstance(tier, SupportsSlots) else 0
+    blocks = max(1, traits.capacity_bytes // (stride_bytes or block_bytes))
     return Level(
         name=config.name,
         policy=POLICIES.get(config.policy)(blocks),
@@ -149,7 +190,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
         policy_blocks=blocks,
         batch_bytes=traits.batch_bytes,
         capacity_bytes=traits.capacity_bytes,
-        stride_bytes=tier.stride_bytes if isinstance(tier, SupportsSlots) else 0,
+        stride_bytes=stride_bytes,
         pool=pool,
         room=room,
         host_addressable=traits.host_addressable,

@@ -12,6 +12,7 @@ from typing import Self
 
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.config import Config
+from kvtier.engine import arguments
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Core
@@ -72,7 +73,7 @@ class TieredCache(CacheVerbs):
 
         Cancelled: the copying goes on.
         """
-        answer = await self._answer(lambda core, now_s: core.submit_flush())
+        answer = await self._answer(lambda core, now_s: core.submit_flush(), behind_fences=True)
         assert isinstance(answer, Flushed)
         return answer
 
@@ -106,11 +107,12 @@ class TieredCache(CacheVerbs):
         Idempotent. Cancelled: what is not flushed yet is lost, all else is closed, unless a hung disk takes longer
         than a few seconds: then it is closed as soon as the disk answers.
         """
+        flushing_s = arguments.seconds("flush_s", flush_s)
         if self._running is None or self._running.closed:
             return 0
         patience_s = None
         try:
-            async with asyncio.timeout(flush_s):
+            async with asyncio.timeout(flushing_s):
                 await self.flush()
         except (TimeoutError, KvtierError):
             pass  # what is left is counted below
@@ -132,7 +134,10 @@ class TieredCache(CacheVerbs):
             raise
 
     async def _answer(
-        self, ask: Callable[[Core, float], int], give_up: Callable[[Core, int], None] | None = None
+        self,
+        ask: Callable[[Core, float], int],
+        give_up: Callable[[Core, int], None] | None = None,
+        behind_fences: bool = False,
     ) -> Answer:
         """Ask for something that has a ticket and wait for its answer."""
         loop = asyncio.get_running_loop()
@@ -146,7 +151,7 @@ class TieredCache(CacheVerbs):
                     engine.post(lambda core, now_s: core.release_lease(reply))
 
         engine = self._engine
-        question = Question(ask, answered)
+        question = Question(ask, answered, behind_fences)
         try:
             engine.ask(question)
             return answer_of(await future)

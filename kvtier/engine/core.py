@@ -158,6 +158,18 @@ class Core:
         self.counters.add("stale_commits", len(pairs) * stale)
         self._leases.commit(lease, () if stale else pairs)
 
+    def promise_commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
+        """Check a commit whose work is still under way; `commit_promised` publishes it. Raises as `commit` does."""
+        self._expect_ours(lease, lease.record.match.home)
+        self._leases.promise(lease, pairs)
+
+    def commit_promised(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
+        """Its work is over. Nothing is published if the lease or its slots are gone meanwhile (`stale_commits`)."""
+        if lease.record.phase is Phase.ACTIVE and not self.residency.levels[0].lost:
+            self.commit(lease, pairs)
+        else:
+            self.counters.add("stale_commits", len(pairs))
+
     def may_publish(self, lease: Lease) -> bool:
         """Whether a commit under this lease would still publish something."""
         return lease.record.phase is Phase.ACTIVE and not self._is_stale(lease)
@@ -169,9 +181,13 @@ class Core:
         """The engine has computed `tokens` tokens behind the first `start` ones of a prompt in so many seconds."""
         self._prefill.observe(start, tokens, seconds)
 
+    def expect_lease(self, lease: Lease) -> None:
+        """Raises UsageError for a lease of another cache."""
+        self._expect_ours(lease, lease.record.match.home)
+
     def release_lease(self, lease: Lease) -> None:
         """Give a lease back. Idempotent."""
-        self._expect_ours(lease, lease.record.match.home)
+        self.expect_lease(lease)
         self._leases.release(lease.lease_id)
 
     def give_up(self, ticket: int) -> None:

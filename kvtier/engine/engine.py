@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvtier.clock import Clock
 from kvtier.engine.answers import Answer
@@ -23,7 +23,7 @@ from kvtier.engine.executor import Executor
 from kvtier.engine.oneshot import OneShot
 from kvtier.engine.polled import Job, PolledSurface, Request
 from kvtier.errors import ClosedError, InvariantError, KvtierError
-from kvtier.tiers.base import Tier
+from kvtier.tiers.base import SupportsFences, SupportsPinning, Tier
 from kvtier.types import BatchDone
 
 log = logging.getLogger("kvtier")
@@ -33,10 +33,14 @@ Reply = Answer | Job | KvtierError
 
 @dataclass(slots=True)
 class Question:
-    """A verb whose answer takes a while, and who hears of it. `ticket` is there once the engine has taken it in."""
+    """A verb whose answer takes a while, and who hears of it. `ticket` is there once the engine has taken it in.
+
+    behind_fences: it concerns what was committed, too, behind work that is not over yet.
+    """
 
     verb: Callable[[Core, float], int]
     answered: Callable[[Reply], None]
+    behind_fences: bool = False
     ticket: int | None = None
 
 
@@ -48,6 +52,7 @@ class Engine:
         self._surface = PolledSurface(core)
         self._clock = clock
         self._tiers = tiers
+        self._has_fences = isinstance(tiers[0], SupportsFences)
         self._pid = os.getpid()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiters: dict[int, Callable[[Reply], None]] = {}
@@ -91,7 +96,16 @@ class Engine:
             question.ticket = question.verb(core, now_s)
             self._waiters[question.ticket] = question.answered
 
-        self.call(register)
+        def register_late(core: Core, now_s: float) -> None:
+            if self._fault is not None:
+                question.answered(self._fault)
+            else:
+                register(core, now_s)
+
+        if question.behind_fences and self._has_fences:
+            self.once_passed(None, register_late)
+        else:
+            self.call(register)
 
     def abandon(self, question: Question, give_up: Callable[[Core, int], None]) -> None:
         """Nobody waits for the answer any more, be it on its way or not even asked for. Returns at once."""
@@ -107,6 +121,18 @@ class Engine:
         """Run a verb some time soon; it must not fail."""
         if os.getpid() == self._pid:
             self._inbox.put(lambda: verb(self._core, self._clock.now()))
+
+    def once_passed(self, fence: Any, verb: Callable[[Core, float], None]) -> None:
+        """Run a verb on the engine's thread once a fence has passed; None: once all made so far have."""
+
+        def then(lost: bool) -> None:
+            if lost:
+                self._inbox.put(self._core.lose_device)
+            self._inbox.put(lambda: verb(self._core, self._clock.now()))
+
+        with self._gate:
+            self.refuse_if_unusable()
+            self._executor.once_passed(fence, then)
 
     def submit(self, request: Request) -> int:
         """The polled surface: a ticket, answered by `poll`."""
@@ -230,5 +256,7 @@ class Engine:
             with ExitStack() as closing:  # all of them, the lowest first, whatever happens to one
                 for tier in self._tiers:
                     closing.callback(tier.close)
+                if isinstance(top := self._tiers[0], SupportsPinning):
+                    closing.callback(top.unpin)  # before the memory of the tiers below goes
         except Exception:
             log.exception("a tier did not close well")

@@ -10,10 +10,10 @@ Units: bytes. Owns its threads; does not own the tiers.
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
-from kvtier.errors import DeviceLost
-from kvtier.tiers.base import SupportsDrop, SupportsRemap, SupportsSlots, Tier
+from kvtier.errors import DeviceLost, KvtierError
+from kvtier.tiers.base import SupportsDrop, SupportsFences, SupportsRemap, SupportsSlots, Tier
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
 
 PLACES, GENERATIONS = 1 << 32, 1 << 64  # as the directory's columns are wide
@@ -28,6 +28,7 @@ class Executor:
         self._tiers = tiers
         self._report = report
         self._threads: dict[tuple[int, str], ThreadPoolExecutor] = {}
+        self._fences = ThreadPoolExecutor(1, "kvtier-fences")  # starts its thread when there is a fence
         for index, tier in enumerate(tiers):
             for direction, count in (("read", tier.traits.readers), ("write", 1)):
                 name = f"kvtier-{tier.name}-{direction}"
@@ -41,10 +42,29 @@ class Executor:
             return False
         return True
 
+    def once_passed(self, fence: Any, then: Callable[[bool], None]) -> None:
+        """Call `then` from a worker thread once a fence of the top tier has passed, in the order of these calls.
+
+        fence: None passes when all before it have. `then` hears whether the device was lost meanwhile.
+        """
+        self._fences.submit(self._await, fence, then)
+
     def close(self) -> None:
         """Wait until everything that was submitted is reported, and end the threads. Idempotent."""
-        for threads in self._threads.values():
+        for threads in (self._fences, *self._threads.values()):
             threads.shutdown(wait=True)
+
+    def _await(self, fence: Any, then: Callable[[bool], None]) -> None:
+        lost = False
+        try:
+            if fence is not None:
+                top = self._tiers[0]
+                assert isinstance(top, SupportsFences)
+                top.passed(fence)
+        except KvtierError as error:
+            log.error("the work before a fence did not end well: %s", error)
+            lost = True
+        then(lost)
 
     def _run(self, batch: TransferBatch) -> None:
         self._report(carry_out(self._tiers, batch))

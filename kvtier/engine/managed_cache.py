@@ -19,10 +19,10 @@ from kvtier.engine.build import Configuration, loaded, open_at
 from kvtier.engine.managed import Lookup, ManagedTop
 from kvtier.engine.mover import TierMover
 from kvtier.engine.sync import SyncCache
-from kvtier.engine.verbs import segment_views
 from kvtier.errors import ConfigError, UsageError
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.host import HostTier
+from kvtier.tiers.views import segment_views
 from kvtier.types import GroupSpec
 
 if TYPE_CHECKING:
@@ -188,6 +188,10 @@ def open_managed(config: Configuration, *, tokens_max: int, **settings: Any) -> 
 
 def _pages(gpu: GpuTierConfig, length_bytes_max: int) -> GpuTier:
     """The GPU tier's memory, of a fixed size: a block table is a promise."""
+    if gpu.device.startswith("cuda"):
+        raise ConfigError(
+            "tiers[0].device", "a manager's pages lie in host memory in this version, not on cuda", "Use host"
+        )
     fixed = gpu.model_copy(update={"capacity_max_bytes": gpu.capacity_bytes})
     pages = open_at(0, fixed, NamespaceTable(), length_bytes_max)
     assert isinstance(pages, GpuTier)

@@ -147,20 +147,21 @@ class Reservations:
             self._stop_waiting(record)
             self._settle(record)
 
-    def refuse_if_lost(self) -> None:
-        """Raises DeviceLost when there are no slots any more."""
-        level = self._residency.levels[0]
-        if level.lost:
-            raise DeviceLost(f"the device of tier {level.name} is lost: open the cache anew; what lies below is kept")
+    def refuse_if_lost(self, tier: int = 0) -> None:
+        """Raises DeviceLost when a tier has no slots any more."""
+        if self._residency.levels[tier].lost:
+            raise self.lost(tier)
+
+    def lost(self, tier: int) -> DeviceLost:
+        """What those hear who want something of a tier whose device is lost."""
+        name = self._residency.levels[tier].name
+        return DeviceLost(f"the device of tier {name} is lost: open the cache anew; what lies below is kept")
 
     def device_lost(self) -> None:
         """Nobody waits for slots that are gone; what is leased stays so until it is released."""
         for record in [r for r in self._records.values() if r.phase is Phase.LOADING]:
             self._forget(record)
-            try:
-                self.refuse_if_lost()
-            except DeviceLost as lost:
-                self.ended.append((record.lease_id, lost))
+            self.ended.append((record.lease_id, self.lost(0)))
 
     def resolved(self, handles: Sequence[int]) -> None:
         """Promotions of these blocks ended, well or not."""
@@ -260,6 +261,13 @@ class Reservations:
         self._check_pairs(record, pairs)
         self._publish(record, [(slot, key) for slot, key in pairs if slot in record.writable])  # else known before
 
+    def promise(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
+        """These slots get these names when the work on them is over. Raises as `commit` does, and promises nothing."""
+        self.refuse_if_lost()
+        record = self._active(lease)
+        self._check_pairs(record, pairs)
+        record.promised |= dict(pairs)
+
     def dropped(self, namespace: int) -> None:
         """What leases of now compute was begun before the drop, with old weights, say: none of it is published."""
         self._eras[namespace] += 1
@@ -277,7 +285,7 @@ class Reservations:
     def _check_pairs(self, record: LeaseRecord, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         owned = [set(slots) for slots in record.slots]
         pool = self._residency.levels[0].slots
-        named: dict[int, BlockKey] = {}
+        named = dict(record.promised)
         for slot, key in pairs:
             group = group_of(key)
             if not GROUP_BYTES < len(key) <= HASH_BYTES_MAX + GROUP_BYTES or group >= len(owned):

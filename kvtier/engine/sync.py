@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.engine import arguments
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
 from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Core
@@ -48,9 +49,10 @@ class SyncCache(CacheVerbs):
     def flush(self, timeout_s: float | None = None) -> Flushed:
         """Copy all that lies only in memory to the lowest persistent tier, under its durability mode.
 
-        Raises TimeoutError after `timeout_s`; the copying goes on.
+        Raises TimeoutError after `timeout_s` (None: never); the copying goes on.
         """
-        answer = self._answer(lambda core, now_s: core.submit_flush(), timeout_s=timeout_s)
+        patience_s = None if timeout_s is None else arguments.seconds("timeout_s", timeout_s)
+        answer = self._answer(lambda core, now_s: core.submit_flush(), timeout_s=patience_s, behind_fences=True)
         assert isinstance(answer, Flushed)
         return answer
 
@@ -80,10 +82,11 @@ class SyncCache(CacheVerbs):
 
         Idempotent.
         """
+        patience_s = arguments.seconds("flush_s", flush_s)
         if self._running is None or self._running.closed:
             return 0
         try:
-            self.flush(timeout_s=flush_s)
+            self.flush(timeout_s=patience_s)
         except (TimeoutError, KvtierError):
             pass  # what is left is counted below
         finally:
@@ -95,11 +98,12 @@ class SyncCache(CacheVerbs):
         ask: Callable[[Core, float], int],
         give_up: Callable[[Core, int], None] | None = None,
         timeout_s: float | None = None,
+        behind_fences: bool = False,
     ) -> Answer:
         """Ask for something that has a ticket and block until its answer is there."""
         answer: OneShot[Reply] = OneShot()
         engine = self._engine
-        question = Question(ask, answer.send)
+        question = Question(ask, answer.send, behind_fences)
         try:
             engine.ask(question)
             return answer_of(answer.receive(timeout_s))

@@ -6,10 +6,10 @@ Units: tokens, seconds, slots.
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from kvtier.blocks.hashing import Keys
-from kvtier.blocks.spec import DTYPES, BlockSpec, Segment, block_specs
+from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
@@ -19,7 +19,8 @@ from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine, Reply
 from kvtier.engine.polled import Job, Request
 from kvtier.errors import ClosedError, KvtierError, UsageError
-from kvtier.tiers.base import Tier
+from kvtier.tiers.base import SupportsFences, Tier
+from kvtier.tiers.views import segment_views
 from kvtier.types import BatchDone, BlockKey
 
 if TYPE_CHECKING:
@@ -34,19 +35,6 @@ def answer_of(reply: Reply) -> Answer:
     return reply
 
 
-def segment_views(memory: "np.ndarray[Any, Any]", segments: Sequence[Segment]) -> "dict[str, np.ndarray[Any, Any]]":
-    """Zero-copy views [slots, tokens, heads, dim] over memory of shape [slots, stride bytes], by segment name."""
-    import numpy as np
-
-    slots, stride = memory.shape
-    return {
-        s.name: np.ndarray(
-            (slots, *s.shape), DTYPES[s.dtype][1], memory.data, s.offset_bytes, (stride, *s.strides_bytes)
-        )
-        for s in segments
-    }
-
-
 class CacheVerbs:
     """What `TieredCache` and `SyncCache` have in common."""
 
@@ -54,6 +42,7 @@ class CacheVerbs:
         self.config = config
         self._running: Engine | None = None
         self._top: Tier | None = None
+        self._device: SupportsFences | None = None  # the top tier, if it is on a device
         self._specs: tuple[BlockSpec, ...] = block_specs(config.model)
         self._views: dict[tuple[int, int], dict[str, np.ndarray[Any, Any]]] = {}
 
@@ -85,6 +74,7 @@ class CacheVerbs:
         ttl_s: the pins end by themselves after this long. session: whose turn this is (kept for the policies).
         Changes nothing but pins and counters; does not wait for I/O.
         """
+        arguments.optional("session", session, str)
         limit = arguments.limit("tokens_max", tokens_max)
         lives_s = arguments.seconds("ttl_s", ttl_s)
         return self._engine.call(lambda core, now_s: core.match(keys, owner, limit, now_s + lives_s))
@@ -97,9 +87,9 @@ class CacheVerbs:
     def kv(self, group: int = 0, layer: int = 0) -> "dict[str, np.ndarray[Any, Any]]":
         """Zero-copy views over all slots of the top tier, by segment name ("k", "v", or "latent" for MLA).
 
-        Shape [slots, tokens, heads, dim]; bfloat16 arrives as uint16, float8 as uint8 (numpy has neither). The
-        strides follow the layout. Index only slots of a lease you hold, and write only those from
-        `lease.tokens_ready` on.
+        Shape [slots, tokens, heads, dim]; numpy on host memory, CuPy on a device (torch takes either by `from_dlpack`);
+        bfloat16 arrives as uint16, float8 as uint8 (numpy has neither). The strides follow the layout. Index only slots
+        of a lease you hold, and write only those from `lease.tokens_ready` on.
         """
         self._engine.refuse_if_unusable()
         place = arguments.integer("group", group), arguments.integer("layer", layer)
@@ -121,12 +111,18 @@ class CacheVerbs:
         """Publish the keys of slots that the lease has written: (slot, key) pairs.
 
         From now on others may find them; the slots must not be written any more. Promises no durability (`flush`
-        does). after: a recorded device event; ignored on host memory, where the bytes are there already.
+        does). after: an event recorded behind the kernels that write them, from which on they are found; ignored on
+        host memory, where the bytes are there already.
         Raises UsageError, and publishes nothing, if a pair does not belong to the lease or the model.
         """
         arguments.instance("lease", lease, Lease)
         checked = arguments.slot_pairs(pairs)
-        self._engine.call(lambda core, now_s: core.commit(lease, checked))
+        if self._device is None:
+            self._engine.call(lambda core, now_s: core.commit(lease, checked))
+            return
+        fence = self._device.fence(after)
+        self._engine.call(lambda core, now_s: core.promise_commit(lease, checked))
+        self._engine.once_passed(fence, lambda core, now_s: core.commit_promised(lease, checked))
 
     def prefilled(self, tokens: int, seconds: float, *, start: int = 0) -> None:
         """Report how long the engine took to compute `tokens` tokens behind the first `start` ones of a prompt.
@@ -140,18 +136,23 @@ class CacheVerbs:
     def lose_device(self) -> None:
         """The device has failed for good (a sticky error of its context): forget what lay there, keep what lies below.
 
-        From now on `reserve` and `commit` raise DeviceLost; `flush` and `close` still save host memory.
+        From now on `reserve`, `commit` and the tier's `resize` raise DeviceLost; `flush` and `close` still save host
+        memory.
         """
         self._engine.call(lambda core, now_s: core.lose_device())
 
     def release(self, held: Lease | Match, *, after: Any = None) -> None:
-        """Give a lease or a match back. Idempotent. `after` as in `commit`."""
+        """Give a lease or a match back. Idempotent. after: of a lease, behind the last kernel that uses its slots."""
         if isinstance(held, Match):
             self._engine.call(lambda core, now_s: core.release_match(held))
-        elif isinstance(held, Lease):
+        elif not isinstance(held, Lease):
+            raise UsageError(f"held is {arguments.shown(held)}; pass a Lease or a Match")
+        elif self._device is None:
             self._engine.call(lambda core, now_s: core.release_lease(held))
         else:
-            raise UsageError(f"held is {held!r}; pass a Lease or a Match")
+            fence = self._device.fence(after)
+            self._engine.call(lambda core, now_s: core.expect_lease(held))
+            self._engine.once_passed(fence, lambda core, now_s: core.release_lease(held))
 
     def release_owner(self, owner: str) -> int:
         """Give back every lease and match in this name. Its owner must be proven dead: it writes no slot any more.
@@ -182,7 +183,7 @@ class CacheVerbs:
 
     def submit(self, request: Request) -> int:
         """Ask without waiting (`kvtier.engine.polled`: Reserve, Store, Load); the answer comes from `poll`."""
-        return self._engine.submit(request)
+        return self._engine.submit(arguments.one_of("request", request, get_args(Request)))
 
     def poll(self) -> list[tuple[int, Answer | Job]]:
         """Answers to what was submitted, as (ticket, answer); each is given once."""
@@ -205,8 +206,7 @@ class CacheVerbs:
         return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s, now_s)
 
     def _dropping(self, namespace: bytes | None) -> Callable[[Core, float], int]:
-        if namespace is not None:
-            arguments.instance("namespace", namespace, bytes)
+        arguments.optional("namespace", namespace, bytes)
         return lambda core, now_s: core.submit_drop(namespace)
 
     def _resizing(self, tier: str, size_bytes: int) -> Callable[[Core, float], int]:
@@ -220,6 +220,7 @@ class CacheVerbs:
         if self._running is not None:
             raise UsageError("the cache is open already")
         self._running, self._top = start(self.config, first)
+        self._device = self._top if isinstance(self._top, SupportsFences) else None
 
     def __del__(self) -> None:
         """Forgetting to close keeps a thread and a store's lock until the process ends: say so."""

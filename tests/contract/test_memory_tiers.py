@@ -27,7 +27,7 @@ Make = Callable[[int, int], MemoryTier]
 
 
 def make_gpu(capacity_bytes: int, length_bytes_max: int) -> GpuTier:
-    return GpuTier.create(name="t", device="auto", capacity_bytes=capacity_bytes, length_bytes_max=length_bytes_max)
+    return GpuTier.create(name="t", capacity_bytes=capacity_bytes, length_bytes_max=length_bytes_max)
 
 
 def make_host(capacity_bytes: int, length_bytes_max: int) -> HostTier:
@@ -230,16 +230,6 @@ def test_the_null_block_is_zero_and_the_array_is_the_slots() -> None:
     assert not array[0].any()
     assert tier.check() == []
     tier.close()
-
-
-@pytest.mark.parametrize(
-    ("device", "text"), [("cuda", "not in this version. Use device: auto"), ("hots", "Did you mean 'host'")]
-)
-def test_a_device_that_is_not_there_is_refused(device: str, text: str) -> None:
-    """`device: cuda` runs on host memory in silence."""
-    with pytest.raises(ConfigError, match=text) as caught:
-        GpuTier.create(name="t", device=device, capacity_bytes=1 << 20, length_bytes_max=PAGE)
-    assert caught.value.path == "t.device"
 
 
 def test_memory_that_is_not_there_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

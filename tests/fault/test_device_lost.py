@@ -3,8 +3,9 @@
 import pytest
 
 import kvtier
-from kvtier.errors import DeviceLost
+from kvtier.errors import DeviceLost, UsageError
 from kvtier.testing.dict_tier import DictTier
+from kvtier.types import PAGE_BYTES, Outcome, Status
 from tests.cache_bench import config_for
 from tests.engine_bench import check_prefix, make_engine, prompt, serve, tiers_of
 
@@ -117,3 +118,61 @@ def test_the_faces_raise_it(tmp_path):
         cache.release(lease)
         assert cache.check() == []
         assert cache.flush().failed == 0
+
+
+def test_a_lost_device_has_no_size():
+    """`resize` answers with the bytes of memory that is gone, and who asked believes to have it."""
+    engine = make_engine(gpu=4, host=16, disk=DictTier(), gpu_max=12)
+    engine.core.lose_device()
+    for slots in (2, 4, 8):
+        with pytest.raises(DeviceLost, match="tier gpu is lost: open the cache anew"):
+            engine.core.submit_resize("gpu", (slots + 1) * PAGE_BYTES)
+    engine.run()
+    assert engine.answers == {}
+    with pytest.raises(UsageError, match="cannot be resized"):  # nothing is wrong with the others
+        engine.core.submit_resize("host", 8 * PAGE_BYTES)
+    engine.check()
+
+
+@pytest.mark.parametrize("slots", [2, 12])
+@pytest.mark.parametrize("late", [False, True], ids=["waiting", "remapping"])
+@pytest.mark.parametrize("outcome", [Status.DONE, Status.FAILED, Status.DEVICE_LOST], ids=lambda o: o.value)
+def test_a_resize_under_way_hears_of_it_at_once(slots, late, outcome):
+    """Who waits for memory waits until the dead device answers, which may be never; or the late answer is a bug."""
+    engine = make_engine(gpu=6, host=16, disk=DictTier(), gpu_max=12, watermarks=(0.01, 0.02))
+    serve(engine, prompt(0, 6))
+    asked = engine.core.submit_resize("gpu", (slots + 1) * PAGE_BYTES)
+    if late:
+        while not any(batch.remap for batch in engine.held):
+            for batch in engine.held[:]:
+                engine.finish(batch)
+            engine.plan()
+    engine.core.lose_device()
+    engine._collect()
+    assert isinstance(engine.answers.pop(asked), DeviceLost)
+    for batch in engine.held[:]:
+        if batch.remap:
+            engine.finish(batch, [Outcome(outcome)])
+    engine.run()
+    assert engine.answers == {}
+    assert not engine.core.planner.demotions._evacuating.get(0)
+    engine.core.submit_flush()
+    engine.run()
+    engine.check()
+
+
+def test_resize_of_both_faces_raises_it(tmp_path):
+    """A user is told a number of bytes that nobody can use."""
+    with kvtier.open_sync(config_for(tmp_path)) as cache:
+        cache.lose_device()
+        with pytest.raises(DeviceLost, match="open the cache anew"):
+            cache.resize("gpu", 32 << 10)
+        assert cache.check() == []
+
+
+async def test_resize_of_the_asyncio_face_raises_it(tmp_path):
+    """The same, and the coroutine waits for ever."""
+    async with kvtier.open(config_for(tmp_path)) as cache:
+        cache.lose_device()
+        with pytest.raises(DeviceLost, match="open the cache anew"):
+            await cache.resize("gpu", 32 << 10)

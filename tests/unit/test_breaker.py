@@ -119,7 +119,9 @@ def test_a_hung_disk_keeps_nobody_waiting():
     engine.run()
     assert circuit(engine) == "closed", "the probe that followed was"
     for number in range(3):
-        check_prefix(engine, serve(engine, prompt(number, 2)), prompt(number, 2))
+        lease = serve(engine, prompt(number, 2), keep=True)
+        check_prefix(engine, lease, prompt(number, 2))
+        engine.release(lease)
     engine.check()
 
 

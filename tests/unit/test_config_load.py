@@ -143,7 +143,11 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ("tiers[1].pin", ["tiers", 1, "pin"], "onn", "Did you mean 'on'?"),
     ("tiers[1].name", ["tiers", 1, "name"], "gpu", "also the name of tiers\\[0\\]"),
     ("tiers[1].name", ["tiers", 1, "name"], "a b", "label a metric"),
-    ("tiers[0].device", ["tiers", 0, "device"], "cuda", "not in this version"),
+    ("tiers[0].device", ["tiers", 0, "device"], "cuad", "Did you mean 'cuda'?"),
+    ("tiers[0].device", ["tiers", 0, "device"], "cuda:x", "Write cuda:0"),
+    ("tiers[0].device", ["tiers", 0, "device"], "cuda:", "Write cuda:0"),
+    ("tiers[0].device", ["tiers", 0, "device"], "host:1", "unknown device"),
+    ("tiers[0].device", ["tiers", 0, "device"], 1, "unknown device"),
     (
         "tiers[0].capacity_max",
         ["tiers", 0, "capacity_max"],
@@ -166,6 +170,15 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ("prefetch", ["prefetch"], 8, "not a mapping"),
     ("limits.load_deadline", ["limits", "load_deadline"], 500, "which unit of time"),
     ("limits.load_deadline", ["limits", "load_deadline"], "0s", "no time at all"),
+    ("limits.load_deadline", ["limits", "load_deadline"], "99999999h", "at most 277777h"),
+    (
+        "limits.prefill_tokens_per_s",
+        ["limits", "prefill_tokens_per_s"],
+        0,
+        "from 0.001 to 1e.09. Write one such as 2500",
+    ),
+    ("limits.prefill_tokens_per_s", ["limits", "prefill_tokens_per_s"], "fast", "not a number"),
+    ("limits.prefill_tokens_per_s", ["limits", "prefill_tokens_per_s"], True, "not a number"),
     ("limits.queue", ["limits", "queue"], "4KiB", "less than 1 block of 48KiB.*at least 48KiB"),
     (
         "limits.queue",
@@ -372,3 +385,43 @@ def test_what_is_no_configuration_is_refused(source: object) -> None:
     """A slip of the pen would end in a traceback of pathlib."""
     with pytest.raises(ConfigError, match="no configuration"):
         load_config(source)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("speed", [70000, "70000", 2500.5, 0.25, 1e9])
+def test_any_speed_of_prefill_is_taken_and_shown_as_it_is(speed: Any) -> None:
+    """Only whole numbers up to 65536 count, and a fast engine's governor declines what would pay."""
+    config = load(changed((["limits", "prefill_tokens_per_s"], speed)))
+    assert config.limits.prefill_tokens_per_s == float(speed)
+    shown = config.settings["limits.prefill_tokens_per_s"].value
+    assert load(changed((["limits", "prefill_tokens_per_s"], shown))).limits == config.limits
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e10, True])
+def test_a_deadline_made_in_code_is_checked_too(seconds: float) -> None:
+    """A configuration made by hand stops the engine at its first wait."""
+    with pytest.raises(ValueError, match="load_deadline"):
+        LimitsConfig(load_deadline_s=seconds)
+    assert LimitsConfig(load_deadline_s=2).load_deadline_s == 2.0
+
+
+def test_a_policy_of_another_package_is_named_by_its_place(tmp_path: Path) -> None:
+    """A user's own policy cannot be chosen, or a wrong name of one is a traceback."""
+    import kvtier
+
+    for name in (
+        "tests.unit.test_lru:LRU",
+        "kvtier.policies.lru:LRU",
+        "no.such.module:Policy",
+        "kvtier.policies.lru:No",
+    ):
+        assert load(changed((["tiers", 0, "policy"], name))).tiers[0].policy == name
+    for name in ("lru:", ":LRU", "a b:C", "1.x:y"):
+        assert "unknown policy" in str(refused(changed((["tiers", 0, "policy"], name))))
+    config = {"model": MODEL, "tiers": [{"type": "gpu", "capacity": "8MiB", "policy": "kvtier.policies.lru:LRU"}]}
+    with kvtier.open_sync(config) as cache:
+        assert cache.check() == []
+    for name, told in (("no.such.module:Policy", "No module named"), ("kvtier.policies.lru:No", "cannot be imported")):
+        config["tiers"][0]["policy"] = name  # type: ignore[index]
+        with pytest.raises(ConfigError, match=told) as caught:
+            kvtier.open_sync(config)
+        assert caught.value.path == "tiers[0].policy"

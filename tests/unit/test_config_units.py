@@ -1,16 +1,20 @@
 """Sizes, durations and fractions as people write them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier.config.units import (
     BYTES_MAX,
+    SECONDS_MAX,
     Rejected,
     format_bytes,
     format_seconds,
     parse_bytes,
     parse_fraction,
+    parse_rate,
     parse_seconds,
     readable_bytes,
 )
@@ -129,3 +133,48 @@ def test_fractions() -> None:
     for text in ("125%", 1.01, "-0.1", "a lot", "3GiB"):
         with pytest.raises(Rejected):
             parse_fraction(text)
+
+
+@pytest.mark.parametrize("text", ["277778h", "1000000001s", "99999999999999999999h"])
+def test_a_duration_that_no_thread_can_sleep_is_refused(text: str) -> None:
+    """The engine's thread ends at its first wait, and every caller hangs."""
+    assert parse_seconds("277777h") < SECONDS_MAX
+    with pytest.raises(Rejected, match="at most 277777h"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "rate"),
+    [(2500, 2500.0), ("2500", 2500.0), (0.5, 0.5), ("70000.25", 70000.25), ("1e6", 1e6), (1e9, 1e9), (" 0.001 ", 1e-3)],
+)
+def test_speeds(value: object, rate: float) -> None:
+    """An engine that computes 70,000 tokens a second, or half a one, cannot say so."""
+    assert parse_rate(value) == rate
+    assert type(parse_rate(value)) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        0.0009,
+        1.1e9,
+        10**400,
+        math.nan,
+        math.inf,
+        "inf",
+        "nan",
+        "1_000",
+        "1e999",
+        "2500 tokens",
+        "",
+        True,
+        None,
+        [],
+    ],
+)
+def test_refused_speeds(value: object) -> None:
+    """A speed of 0 divides by it, one that is not finite is faster than every load."""
+    with pytest.raises(Rejected, match=r"is not a number from 0\.001 to 1e\+09"):
+        parse_rate(value)

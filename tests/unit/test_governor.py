@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvtier.engine.governor import MEMORY_S_PER_BYTE
 from kvtier.testing.dict_tier import DictTier
 from tests.engine_bench import (
     BLOCK_BYTES,
@@ -214,3 +215,45 @@ def test_groups_are_decided_together():
     engine.release(lease)
     engine.run()
     engine.check()
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, 0.001, 60.0], ids=["no time", "little time", "enough time"])
+def test_what_was_declined_is_told_with_what_it_would_have_taken(deadline_s):
+    """`decision` says that loading takes no time, and that computing is faster than that."""
+    engine, keys = pushed_down(64 << 10, prefill=1000)
+    decision = engine.answers.pop(engine.submit_reserve(engine.match(keys), BLOCKS, deadline_s)).decision
+    assert decision.tokens_chosen == 0
+    up_s = BLOCKS * BLOCK_BYTES * MEMORY_S_PER_BYTE  # the second hop
+    assert decision.load_s == pytest.approx(BLOCKS * BLOCK_BYTES / (64 << 10) + up_s)
+    assert decision.load_s > decision.prefill_s
+
+
+def test_what_lies_in_the_top_tier_does_not_hide_what_the_rest_would_have_taken():
+    """A prefix that is resident in part seems to load in no time, and is not loaded."""
+    engine, keys = pushed_down(64 << 10, prefill=1000)
+    engine.core.prefilled(0, 1000, 1000.0)
+    engine.core.prefilled(0, 1000, 1000.0)
+    first = keys.prefix(16)
+    ticket = engine.submit_reserve(engine.match(first), 4, 600.0)
+    engine.run()
+    engine.release(engine.answers.pop(ticket))
+    assert tiers_of(engine, keys)["gpu"] == 16
+    for _ in range(60):
+        engine.core.prefilled(0, 1000, 1.0)
+    measure(engine, 64 << 10)
+    measure(engine, 64 << 10)
+    decision = engine.answers.pop(engine.submit_reserve(engine.match(keys), BLOCKS, 60.0)).decision
+    assert (decision.why, decision.tokens_chosen, decision.tokens_found) == ("slower", 16, TOKENS)
+    assert decision.load_s > decision.prefill_s > 0
+
+
+def test_a_decline_before_a_way_that_nobody_has_measured_says_so():
+    """A time is made up for a disk that was never read."""
+    engine, keys = pushed_down(64 << 10, prefill=1000)
+    engine.core.prefetch(keys.prefix(16), engine.clock.now())
+    engine.run()
+    assert tiers_of(engine, keys) == {"gpu": 0, "host": 16, "lmdb": 16}
+    engine.core.planner.flight.rates._ways.clear()
+    decision = engine.answers.pop(engine.submit_reserve(engine.match(keys), BLOCKS, 0.0)).decision
+    assert (decision.tokens_chosen, decision.load_s) == (0, None)
+    assert decision.prefill_s > 0

@@ -39,7 +39,7 @@ def measure(block_bytes: int, blocks: int, rounds: int) -> Report:
         )
     sizes = {"capacity_bytes": capacity_bytes, "length_bytes_max": block_bytes}
     with ExitStack() as undo:
-        gpu = GpuTier.create(name="gpu", device="host", **sizes)
+        gpu = GpuTier.create(name="gpu", **sizes)
         undo.callback(gpu.close)
         host = HostTier.create(name="host", hugepages="off", pin="off", **sizes)
         undo.callback(host.close)
