@@ -34,6 +34,7 @@ DECIDING_ENGINE = {
     "answers",
     "backpressure",
     "breaker",
+    "commits",
     "core",
     "demotion",
     "arguments",

@@ -19,12 +19,13 @@ from kvtier.cache.leases import Decision, Lease, LeaseRecord, Match, NoRoom, Pha
 from kvtier.cache.prefix import tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
+from kvtier.engine.commits import Commits
 from kvtier.engine.governor import Governor
 from kvtier.engine.planner import Planner
 from kvtier.errors import DeviceLost, UsageError
 from kvtier.events import Reason
 from kvtier.policies.base import Access
-from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, BlockKey, block_key_of, group_of, store_key
+from kvtier.types import BlockKey, store_key
 
 
 class Reservations:
@@ -42,7 +43,7 @@ class Reservations:
         self._directory = residency.directory
         self._planner = planner
         self._governor = governor
-        self._specs = specs
+        self._commits = Commits(residency, specs)
         self._sizes = tuple(sizes)  # block_tokens of each group
         self._records: dict[int, LeaseRecord] = {}
         self._waiters: dict[int, set[int]] = {}  # handle -> leases that wait for its promotion
@@ -258,14 +259,14 @@ class Reservations:
         """Publish the keys of slots that the lease has written. All pairs are checked before the first is published."""
         self.refuse_if_lost()
         record = self._active(lease)
-        self._check_pairs(record, pairs)
-        self._publish(record, [(slot, key) for slot, key in pairs if slot in record.writable])  # else known before
+        self._commits.check(record, pairs)
+        self._commits.publish(record, pairs)
 
     def promise(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """These slots get these names when the work on them is over. Raises as `commit` does, and promises nothing."""
         self.refuse_if_lost()
         record = self._active(lease)
-        self._check_pairs(record, pairs)
+        self._commits.check(record, pairs)
         record.promised |= dict(pairs)
 
     def dropped(self, namespace: int) -> None:
@@ -281,36 +282,6 @@ class Reservations:
         if record is None or record.phase is not Phase.ACTIVE:
             raise UsageError(f"{lease!r} was released: nothing can be committed under it")
         return record
-
-    def _check_pairs(self, record: LeaseRecord, pairs: Sequence[tuple[int, BlockKey]]) -> None:
-        owned = [set(slots) for slots in record.slots]
-        pool = self._residency.levels[0].slots
-        named = dict(record.promised)
-        for slot, key in pairs:
-            group = group_of(key)
-            if not GROUP_BYTES < len(key) <= HASH_BYTES_MAX + GROUP_BYTES or group >= len(owned):
-                raise UsageError(f"{key!r} is not a key of this model; use hash_blocks or Keys.opaque")
-            if slot not in owned[group]:
-                raise UsageError(f"slot {slot} does not belong to lease {record.lease_id} in group {group}")
-            occupant = pool.occupant(slot)
-            known = named.setdefault(slot, key) if occupant is None else block_key_of(self._directory.key(occupant))
-            if known != key:
-                raise UsageError(f"slot {slot} is published under another key already")
-
-    def _publish(self, record: LeaseRecord, pairs: Sequence[tuple[int, BlockKey]]) -> None:
-        counters, pool = self._residency.counters, self._residency.levels[0].slots
-        sizes = [spec.block_bytes for spec in self._specs]
-        new: dict[int, int] = {}  # handle -> slot
-        for slot, key in pairs:
-            record.writable.discard(slot)
-            handle = self._directory.admit(store_key(record.namespace, key), sizes[group_of(key)])
-            if handle in new or self._directory.state(handle, 0) is not State.GONE:
-                counters.add("duplicate_blocks")
-                pool.occupy(slot, handle)  # private to this lease
-            else:
-                new[handle] = slot
-        counters.add("committed_blocks", len(pairs))
-        self._residency.publish_held([*new], [*new.values()])
 
     def release(self, lease_id: int) -> None:
         """Give a lease back, or give up a reservation that still loads (its match stays valid). Idempotent."""
