@@ -48,7 +48,6 @@ def make_engine(
     tiers: list = [
         GpuTier.create(
             name="gpu",
-            device="host",
             capacity_bytes=(gpu + 1) * PAGE_BYTES,
             capacity_max_bytes=(gpu_max + 1) * PAGE_BYTES,
             length_bytes_max=BLOCK_BYTES,

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from kvtier.cache.order_replay import Recalled, recall, todays_key
 from kvtier.cache.residency import Residency
-from kvtier.policies.base import Access
+from kvtier.policies.base import Access, Policy
 from kvtier.types import StoredBlock, page_aligned
 
 
@@ -31,7 +31,8 @@ def _reinstate(residency: Residency, tier: int, handles: list[int], recalled: Re
     directory, order = residency.directory, residency.orders[tier]
     handle_at = {directory.place(handle, tier): handle for handle in handles}
     owner_of = {place: then for then, place in recalled.places.items()}  # one of two, should the log be broken
-    renamed = {then: handle_at[place] for place, then in owner_of.items() if place in handle_at}
+    found = {then: handle_at[place] for place, then in owner_of.items() if place in handle_at}
+    renamed = _of_their_size(residency, recalled.policy, found)
     if recalled.name != order.name:  # another policy takes over the order alone
         leaving = recalled.policy.candidates(len(recalled.policy))
         for handle in (renamed[then] for then in leaving if then in renamed):
@@ -48,6 +49,30 @@ def _reinstate(residency: Residency, tier: int, handles: list[int], recalled: Re
         for handle in ghosts.values():
             residency.retire_unless_known(handle)
     return {handle for handle in residents if order.remembers(handle)} - set(order.ghosts())
+
+
+def _of_their_size(residency: Residency, policy: Policy, found: Mapping[int, int]) -> dict[int, int]:
+    """Those residents of then at whose place a block of the same size lies now.
+
+    The last rows of the order may be missing, and a place have gone to another size since: who looks for room of that
+    size would never find the block in the size class of its forerunner.
+    """
+    size_of = {then: page_aligned(residency.directory.length_bytes(handle)) for then, handle in found.items()}
+    alike = {then for size in {*size_of.values()} for then in _members(policy, size) if size_of.get(then) == size}
+    return {then: handle for then, handle in found.items() if then in alike}
+
+
+def _members(policy: Policy, size: int) -> list[int]:
+    """All residents of a size class; `candidates` gives so many or none."""
+    least, most = 0, len(policy)
+    members = policy.candidates(most, (), size)  # nearly always: there is one size
+    while not members and least < most:
+        middle = (least + most + 1) // 2
+        if policy.candidates(middle, (), size):
+            least = middle
+        else:
+            most = middle - 1
+    return members or policy.candidates(least, (), size)
 
 
 def _ghosts(residency: Residency, recalled: Recalled) -> dict[int, int]:

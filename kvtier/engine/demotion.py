@@ -197,7 +197,8 @@ class Demotions:
         level = self._residency.levels[tier]
         assert level.room is not None
         extent_of, place = level.room.extent, self._directory.place
-        coldest = up_to(level.policy, COLDEST_TRIED_MAX, staying)
+        movable = sum(handle not in staying for handle in self._directory.ready_in(tier))
+        coldest = level.policy.candidates(min(movable, COLDEST_TRIED_MAX), staying)  # `up_to` may leave out half
         extents = dict.fromkeys(extent_of(place(h, tier)) for h in coldest)  # in order, each once
         members: dict[int, list[int]] = {extent: [] for extent in extents}
         for handle in self._with_copy(tier):

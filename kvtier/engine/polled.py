@@ -96,7 +96,7 @@ class PolledSurface:
             named = request.namespace
             return self._core.submit_drop(None if named is None else arguments.instance("namespace", named, bytes))
         if not isinstance(request, Reserve | Load):
-            raise UsageError(f"request is {request!r}; pass a Reserve, Store, Load or Drop")
+            raise UsageError(f"request is {arguments.shown(request)}; pass a Reserve, Store, Load or Drop")
         match = arguments.instance("match", request.match, Match)
         deadline_s = now_s + arguments.seconds("load_deadline_s", request.load_deadline_s)
         if isinstance(request, Reserve):
@@ -183,7 +183,7 @@ class PolledSurface:
         job, lease = self._jobs[job_id]
         outcomes = done.outcomes if isinstance(done.outcomes, tuple | list) else ()
         if len(outcomes) != len(job.keys) or not all(isinstance(o, Outcome) for o in outcomes):
-            given = f"{len(outcomes)} outcomes" if outcomes else repr(done.outcomes)
+            given = f"{len(outcomes)} outcomes" if outcomes else arguments.shown(done.outcomes)
             raise UsageError(f"job {job.job_id} has {len(job.keys)} keys, {given} were given: pass an Outcome for each")
         del self._jobs[job_id]
         self._stored(job_id, job.keys)

@@ -9,8 +9,15 @@ from kvtier.testing import explore
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.run import explore as run_seed
 
-CHUNK = 25
-SOON = [range(first, first + CHUNK) for first in range(0, 200, CHUNK)]
+CHUNK, COUNTED = 25, 50
+SOON = [range(first, first + CHUNK) for first in range(COUNTED, 200, CHUNK)]  # the first ones are run below
+REACHED = (
+    *("restored_tokens", "deadline_cuts", "failed_cuts", "breaker_cuts", "duplicate_blocks"),
+    *("stale_commits", "late_results", "no_room", "matches_expired", "prefetched_blocks", "prefetch_useful"),
+    *("prefetch_wasted", "gpu.dropped_dirty", "gpu.reclaimed", "host.reclaimed", "host.restored_tokens"),
+    *("disk.restored_tokens", "disk.evicted", "disk.gave_way", "disk.corrupt", "disk.missing", "disk.read_failed"),
+    *("disk.write_failed", "disk.no_room", "gpu.device_lost"),
+)
 
 
 def run(seeds):
@@ -29,6 +36,12 @@ def run(seeds):
 def test_no_seed_fails(seeds):
     """A wrong byte, a leaked slot, a ticket without an answer or a broken invariant, in some order of events."""
     run(seeds)
+
+
+def test_a_few_seeds_count_everything_that_can_go_wrong():
+    """The runs no longer get to where it hurts."""
+    counters = run(range(COUNTED)).counters
+    assert not [name for name in REACHED if not counters[name]], counters
 
 
 @pytest.mark.soak

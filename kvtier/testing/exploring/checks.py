@@ -81,6 +81,9 @@ class Checks:
         assert not fallen, f"counters fell: {fallen}"
         for part, whole in (("hit_tokens", "lookup_tokens"), ("no_room", "reserves")):
             assert now[part] <= now[whole], f"{part} {now[part]} > {whole} {now[whole]}"
+        below = [level.name for level in self._engine.core.residency.levels[1:]]
+        dropped = [name for name in below if now[f"{name}.dropped_dirty"]]
+        assert not dropped, f"{dropped} dropped dirty blocks: only a reservation may, and only in the top tier"
         brought = sum(now[f"prefetch_{how}"] for how in ("useful", "late", "wasted"))
         assert brought <= now["prefetched_blocks"], "a block was brought up once and counted twice"
         self._counters = now

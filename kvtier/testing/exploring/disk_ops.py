@@ -1,15 +1,19 @@
-"""Operations on the disk: it fails, is filled by others, and rots.
+"""Operations on the disk: it fails, hangs, is filled by others, and rots.
 
-Each returns what it did; None if there was nothing to do it to. Units: pages.
+Each returns what it did; None if there was nothing to do it to. Units: pages, seconds of simulated time.
 """
 
+from collections.abc import Iterator
 from random import Random
 
+from kvtier.blocks.hashing import Keys
 from kvtier.testing.exploring.caller_ops import OWNERS
 from kvtier.testing.exploring.store import GlassDisk
 from kvtier.testing.exploring.world import World
 from kvtier.testing.faulty import Odds
-from kvtier.types import PAGE_BYTES
+from kvtier.types import PAGE_BYTES, BlockKey
+
+HANGS_S = 7.0  # longer than a read may take
 
 
 def fail(world: World, rng: Random) -> str | None:
@@ -68,3 +72,51 @@ def spoil(world: World, rng: Random) -> str | None:
     text = world.request(made, world.blocks_of(keys), 9.0)
     world.requests.matches.append(made)
     return f"places {places}, {text}"
+
+
+def hang(world: World, rng: Random) -> str | None:
+    """The disk hangs in the middle of a load. It is left alone, and, if it has answered until then, tried again."""
+    wanted = asked_of_disk(world, rng)
+    if wanted is None:
+        return None
+    world.plan()
+    loads = [f for f in world.engine.underway.flying if f.batch.source == world.engine.disk and f.done is None]
+    for flying in loads:
+        flying.due_s = world.clock.now() + HANGS_S
+    if not world.deaf:
+        world.listen()
+    world.clock.advance(HANGS_S - 1.0)
+    world.plan()
+    if rng.random() < 0.7:
+        world.clock.advance(2.0)
+        world.run()
+    return f"{len(loads)} loads, {wanted}"
+
+
+def cancel_on_the_way(world: World, rng: Random) -> str | None:
+    """Nobody wants any more what is on its way up from the disk, at one of its hops."""
+    wanted = asked_of_disk(world, rng)
+    if wanted is None:
+        return None
+    ticket = next(reversed(world.requests.pending))
+    for _ in range(rng.randint(1, 4)):
+        world.plan()
+        if (endable := world.engine.underway.endable(world.clock.now())) and rng.random() < 0.5:
+            world.end(rng.choice(endable))
+    return f"{wanted}; {world.cancel(ticket)}"
+
+
+def asked_of_disk(world: World, rng: Random) -> str | None:
+    """Somebody asks for a prompt, some of which lies on the disk only; None if there is no such."""
+    prompts = [prompt for prompt in world.recent if any(map(world.lies_only_on_disk, _blocks(world.keys_of(*prompt))))]
+    if not prompts:
+        return None
+    keys = world.keys_of(*rng.choice(prompts))
+    made = world.requests.match(keys, rng.choice(OWNERS), None, 30.0)
+    text = world.request(made, world.blocks_of(keys), 9.0)
+    world.requests.matches.append(made)
+    return text
+
+
+def _blocks(keys: Keys) -> Iterator[BlockKey]:
+    return (key for row in keys.groups for key in row)

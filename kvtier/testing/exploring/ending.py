@@ -7,6 +7,7 @@ Units: seconds of simulated time, rounds.
 """
 
 from kvtier.allocator.slot_pool import NULL_SLOT
+from kvtier.testing.exploring.places import WatchedFlushes
 from kvtier.testing.exploring.store import GlassDisk
 from kvtier.testing.exploring.world import World
 
@@ -58,7 +59,8 @@ def _answer_all(world: World) -> None:
 
 
 def _flush(world: World) -> None:
-    """A flush of a working disk with room for all saves all."""
+    """A flush of a working disk gives up no block that it had a place for."""
+    world.engine.core.planner.demotions.flushes = WatchedFlushes(world.engine)
     world.questions.flush()
     _answer_all(world)
     assert world.engine.core.stats()["batches_in_flight"] == 0

@@ -9,6 +9,8 @@ from kvtier.testing.exploring.caller_ops import keys_drawn
 from kvtier.testing.exploring.world import EPOCHS, World
 from kvtier.types import BatchDone
 
+HINT_KEPT_S = 31.0  # longer than what a hint brought up is kept
+
 # ---------------------------------------------------------------- movement and time
 
 
@@ -76,6 +78,14 @@ def expect_ignored(world: World, done: BatchDone) -> None:
 def prefetch(world: World, rng: Random) -> str:
     world.engine.core.prefetch(keys_drawn(world, rng), world.clock.now())
     return f"{world.engine.core.counters.engine()['prefetched_blocks']} blocks so far"
+
+
+def nobody_came(world: World, rng: Random) -> str:
+    """What was brought up for a hint waits for its request, until it is let go."""
+    world.engine.core.prefetch(keys_drawn(world, rng), world.clock.now())
+    world.run()
+    world.clock.advance(HINT_KEPT_S)
+    return f"{len(world.plan())} batches"
 
 
 def be_deaf(world: World, rng: Random) -> str | None:

@@ -13,7 +13,8 @@ from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Match
 from kvtier.engine.polled import Job, Load, Store
 from kvtier.testing.exploring.engine import ExploredEngine
-from kvtier.testing.exploring.requests import Pending, Requests
+from kvtier.testing.exploring.promises import Pending
+from kvtier.testing.exploring.requests import Requests
 from kvtier.testing.exploring.truth import Truth
 from kvtier.types import DONE, BatchDone, BlockKey, Outcome, Status, store_key
 
@@ -39,16 +40,27 @@ class ForeignJobs:
         self.running: dict[int, Running] = {}
         self.kinds: dict[int, str] = {}  # of tickets without an answer
         self.last: BatchDone | None = None
-        self._offered: dict[int, set[BlockKey]] = {}  # by ticket of a store: what was missing when it was asked for
+        self._offered: dict[int, tuple[set[BlockKey], set[BlockKey]]] = {}  # by ticket of a store: what must, may come
 
     def store(self, keys: Keys, owner: str) -> int:
         """Offer blocks."""
         missing = {key for row in keys.groups for key in row if not self._is_known(key)}
+        asked_for = {key for _, allowed in self._offered.values() for key in allowed}
+        wanted = missing - self._stored_by_jobs(current=False) - asked_for
+        allowed = missing - self._stored_by_jobs(current=True)
         ticket = self._engine.surface.submit(Store(keys, owner), self._engine.clock.now())
         self._requests.expect(ticket, keys, len(keys.groups[0]), owner)
         self.kinds[ticket] = "store"
-        self._offered[ticket] = missing
+        self._offered[ticket] = wanted, allowed
         return ticket
+
+    def _stored_by_jobs(self, *, current: bool) -> set[BlockKey]:
+        """The blocks that jobs under way bring; `current`: of these, what can be found when they have."""
+        now = self._engine.fingerprint, self._truth.versions[self._engine.fingerprint]
+        storing = [running for running in self.running.values() if running.job.kind == "store"]
+        if current:
+            storing = [r for r in storing if (r.pending.fingerprint, r.pending.version) == now]
+        return {key for running in storing for key in running.job.keys}
 
     def _is_known(self, key: BlockKey) -> bool:
         handle = self._engine.directory.find(store_key(self._engine.namespace, key))
@@ -61,13 +73,18 @@ class ForeignJobs:
         self.kinds[ticket] = "load"
         return ticket
 
+    def refused(self, ticket: int) -> None:
+        """A ticket is answered without a job, if it asked for one."""
+        self.kinds.pop(ticket, None)
+        self._offered.pop(ticket, None)
+
     def started(self, ticket: int, job: Job, *, late: bool) -> str:
         """A ticket is answered by a job."""
         pending = self._requests.pending.pop(ticket)
         assert self.kinds.pop(ticket) == job.kind
-        offered = self._offered.pop(ticket, None)
-        if offered is not None:
-            assert {*job.keys} == offered, f"{job!r} stores other blocks than those that were missing"
+        if job.kind == "store":
+            wanted, allowed = self._offered.pop(ticket)
+            assert wanted <= {*job.keys} <= allowed, f"{job!r} stores other blocks than those that nobody has or brings"
         assert not pending.dead, f"slots of a dead owner are handed out: {job!r}"
         assert len({*job.slots}) == len(job.keys) == len({*job.keys}), "a job has a slot of its own for each block"
         shown: dict[int, bytes] = {}
@@ -79,7 +96,8 @@ class ForeignJobs:
             version = pending.alive.get(named) if late else self._truth.alive.get(named)
             assert version is not None, "a job loads what nobody has computed, or what was dropped"
             shown[slot] = self._requests.content(named, version)
-        self.running[job.job_id] = Running(job, pending, shown)
+        if job.keys:
+            self.running[job.job_id] = Running(job, pending, shown)
         self.compare()
         return f"ticket {ticket}: job to {job.kind} {len(job.keys)} blocks"
 

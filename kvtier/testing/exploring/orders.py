@@ -3,7 +3,8 @@
 Owns what the policy was each time it was written down, and which of these moments the store has. It looks at the
 live policy when its rows are taken, never into the rows but for their numbers, so it shares neither the encoding nor
 the replay with what it tests. Always: the store's order is that of the last row that follows the last snapshot
-without a gap; a block whose place in the order was not written down follows as the newest.
+without a gap; a block whose place in the order was not written down, or was written down for a block of another size
+that lay in its place, follows as the newest.
 
 Units: handles (of the process that wrote), places.
 """
@@ -31,7 +32,7 @@ class Moment:
     """A policy as it was written down."""
 
     state: bytes
-    places: dict[int, int]  # of residents, by handle
+    places: dict[int, tuple[int, int]]  # of residents, by handle: place, and bytes of its block in whole pages
     ghosts: dict[int, Named]
     at_s: float
 
@@ -116,7 +117,7 @@ class OrderModel:
         policy = POLICIES.get(name)(blocks)
         names: dict[Named, int] = {}
         rows = sorted(rows, key=lambda row: row.generation)
-        by_place = {row.place: (row.fingerprint, row.key) for row in rows}
+        by_place = {(row.place, page_aligned(len(row.payload))): (row.fingerprint, row.key) for row in rows}
         known: set[int] = set()
         moment = self._stored.get(self._last())
         if moment is not None:
@@ -143,7 +144,8 @@ class OrderModel:
 
 def _moment(residency: Residency, tier: int, order: OrderLog, now_s: float) -> Moment:
     directory = residency.directory
-    places = {handle: directory.place(handle, tier) for handle in order.candidates(len(order))}
+    residents = order.candidates(len(order))
+    places = {h: (directory.place(h, tier), page_aligned(directory.length_bytes(h))) for h in residents}
     ghosts = {handle: _named(residency, handle) for handle in order.ghosts()}
     return Moment(order.snapshot(), places, ghosts, now_s)
 

@@ -75,6 +75,11 @@ class Questions:
             there = len(gpu.granules_mapped) * gpu.geometry.granule_bytes
             assert answer.bytes == there, f"{answer.bytes} bytes reported, {there} are there"
 
+    def device_lost(self, ticket: int) -> None:
+        """There is no memory any more whose size could be told."""
+        del self.resizes[ticket]
+        self.abandoned.discard(ticket)
+
     # ------------------------------------------------------------ kept and dropped
 
     def flush(self) -> str:

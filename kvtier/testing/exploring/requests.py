@@ -7,39 +7,20 @@ it was asked for; slots to be written belong to nobody else.
 Units: tokens, blocks, slots, seconds of simulated time.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.cache.transitions import State
-from kvtier.engine.breaker import Circuit
 from kvtier.engine.polled import Job, Reserve
 from kvtier.errors import UsageError
 from kvtier.testing.exploring.engine import ExploredEngine
+from kvtier.testing.exploring.promises import Pending, Promises
 from kvtier.testing.exploring.truth import Named, Truth
-from kvtier.types import BlockKey, StoreKey, group_of, namespace_of, store_key
+from kvtier.types import BlockKey, StoreKey, group_of, store_key
 
 STALE_MAX = 6
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A reservation without an answer yet."""
-
-    keys: Keys
-    owner: str
-    slots: int  # at most, over all groups
-    fingerprint: bytes
-    version: int  # of its namespace
-    alive: dict[Named, int]  # what might be served to it
-    from_disk: set[BlockKey] = field(default_factory=set)  # blocks whose fastest copy lay there
-    joined: set[BlockKey] = field(default_factory=set)  # blocks that somebody else was bringing up already
-    resident: int | None = None  # tokens, if all that was matched lies in the top tier
-    asked_s: float = 0.0
-    waited: bool = False
-    cancelled: bool = False
-    dead: bool = False  # its owner is
 
 
 @dataclass(slots=True, eq=False)
@@ -65,13 +46,14 @@ class Requests:
         self.pending: dict[int, Pending] = {}
         self.leases: dict[int, Held] = {}
         self.stale: list[Lease] = []  # given back
+        self._promises = Promises(engine, truth)
         self._lengths = [segments.block_bytes for segments in engine.specs]
 
     # ------------------------------------------------------------ lookups
 
     def match(self, keys: Keys, owner: str, tokens_max: int | None, ttl_s: float) -> Match:
         """Pin a prefix; it must be just as long as a look at every block says."""
-        expected = self._longest(keys, tokens_max)
+        expected = self._promises.longest(keys, tokens_max)
         match = self._core.match(keys, owner, tokens_max, self._engine.clock.now() + ttl_s)
         assert match.tokens == expected, f"match found {match.tokens} tokens, {expected} are there"
         self._expect_alive(keys, match.tokens)
@@ -79,27 +61,10 @@ class Requests:
 
     def peek(self, keys: Keys, tokens_max: int | None) -> int:
         found = self._core.peek(keys, tokens_max)
-        expected = self._longest(keys, tokens_max)
+        expected = self._promises.longest(keys, tokens_max)
         assert found.tokens == expected == sum(found.tiers.values()), f"peek found {found}, {expected} are there"
         self._expect_alive(keys, found.tokens)
         return found.tokens
-
-    def _longest(self, keys: Keys, tokens_max: int | None) -> int:
-        """Block by block: the longest prefix of whole blocks in every group that has a READY copy."""
-        limit = keys.tokens if tokens_max is None else min(keys.tokens, tokens_max)
-        lengths = range(0, limit + 1, max(keys.block_tokens))
-        rows = list(zip(keys.groups, keys.block_tokens, strict=True))
-        there = [all(self.is_there(key) for row, size in rows for key in row[: n // size]) for n in lengths]
-        return lengths[there.index(False) - 1 if False in there else len(there) - 1]
-
-    def is_there(self, key: BlockKey) -> bool:
-        """Whether a READY copy lies in some tier that works."""
-        directory, breakers = self._engine.directory, self._core.planner.breakers
-        handle = directory.find(store_key(self._engine.namespace, key))
-        return handle is not None and any(
-            directory.is_ready(handle, tier) and breakers.circuit(tier) is Circuit.CLOSED
-            for tier in range(directory.tiers)
-        )
 
     def _expect_alive(self, keys: Keys, tokens: int) -> None:
         for row, size in zip(keys.groups, keys.block_tokens, strict=True):
@@ -110,20 +75,16 @@ class Requests:
 
     def reserve(self, match: Match, blocks: int, deadline_s: float) -> int:
         """Ask for slots. What might be served is what may be served now."""
-        resident = self._resident(match)
+        promise = self._promises.over(match, deadline_s)
         ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s), self._engine.clock.now())
         self.expect(ticket, match.keys, blocks, match.owner)
-        pending = self.pending[ticket]
-        pending.resident, pending.asked_s = resident, self._engine.clock.now()
+        self.pending[ticket].promise = promise
         return ticket
 
-    def _resident(self, match: Match) -> int | None:
-        """The match's tokens, if all its blocks can be served as they lie; else None."""
-        directory, namespace = self._engine.directory, self._engine.namespace
-        handles = [handle for row in match.prefix.handles for handle in row]
-        valid = all(namespace_of(directory.key(h)) == namespace and directory.is_named(h) for h in handles)
-        there = bool(match.pins) and valid and all(directory.is_ready(h, 0) for h in handles)
-        return match.tokens if there else None
+    def note_failed(self, keys: set[BlockKey]) -> None:
+        """Loads of these blocks have failed: whoever waits for one has a reason for a shorter prefix."""
+        for pending in self.pending.values():
+            pending.spoiled |= not keys.isdisjoint(self.keys_of(pending))
 
     def expect(self, ticket: int, keys: Keys, blocks: int, owner: str) -> None:
         """An answer under this ticket will give slots for these keys."""
@@ -157,21 +118,10 @@ class Requests:
                 assert slot not in shown, f"slot {slot} is to be read and to be written"
                 shown[slot] = self.mark(slot, lease.lease_id)
             owed += list(zip(slots[ready:], row[ready:], strict=False))
-        self._expect_decided(lease)
-        if pending.resident is not None and not late:
-            assert lease.tokens_ready == pending.resident, f"{pending.resident} tokens were ready: {lease!r}"
-            assert self._engine.clock.now() == pending.asked_s, "an answer that needs no transfer came late"
+        self._promises.expect_kept(lease, pending, late=late)
         held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed)
         self.compare(held)
         return held
-
-    def _expect_decided(self, lease: Lease) -> None:
-        """The governor says what it chose, and no more than that is ready."""
-        decision = lease.decision
-        all_of_it = decision.tokens_chosen == decision.tokens_found
-        assert all_of_it == (decision.why not in ("slower", "deadline")), f"{decision} contradicts itself"
-        assert lease.tokens_ready <= decision.tokens_chosen, f"{lease!r} is ready beyond {decision}"
-        self._engine.coverage.happened(f"decision: {decision.why}")
 
     def _served(self, named: Named, pending: Pending, late: bool) -> bytes:
         version = pending.alive.get(named) if late else self._truth.alive.get(named)
@@ -246,12 +196,16 @@ class Requests:
         """Give back a lease once more, and commit under it: the first is harmless, the second refused."""
         self._core.release_lease(lease)
         keys = next(iter(self.leases.values())).keys if self.leases else None
-        pairs = [(lease.slots(0)[0], keys.groups[0][0])] if keys and keys.groups[0] else []
+        pairs = [(lease.record.slots[0][0], keys.groups[0][0])] if keys and keys.groups[0] else []
+        self._expect_refused(lambda: lease.slots(0))
+        self._expect_refused(lambda: self._core.commit(lease, pairs))
+
+    def _expect_refused(self, misuse: Callable[[], object]) -> None:
         try:
-            self._core.commit(lease, pairs)
+            misuse()
         except UsageError:
             return
-        raise AssertionError("a lease that was given back is good for a commit")
+        raise AssertionError("a lease that was given back is good for something")
 
     # ------------------------------------------------------------ cancellation
 

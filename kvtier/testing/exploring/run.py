@@ -54,10 +54,8 @@ def explore(
         for step in range(1, steps + 1):
             told = schedule.step(world)
             say(f"{step:4} {world.clock.now():8.2f} s  {told}")
-            world.deaf = max(0, world.deaf - 1)
-            for heard in [] if world.deaf else world.listen():
+            for heard in look(world):
                 say(f"{'':16} -> {heard}")
-            world.check()
         step = None
         say("     wind up")
         wind_up(world)
@@ -66,6 +64,14 @@ def explore(
     finally:
         world.end_engine()
     return result
+
+
+def look(world: World) -> list[str]:
+    """After an operation: fetch the answers, unless nobody listens, and check all that must hold. Returns them."""
+    world.deaf = max(0, world.deaf - 1)
+    heard = [] if world.deaf else world.listen()
+    world.check()
+    return heard
 
 
 def _say_nothing(text: str) -> None:

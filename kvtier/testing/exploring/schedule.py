@@ -38,6 +38,7 @@ WEIGHTS: dict[Operation, float] = {
     engine_ops.wait: 5,
     engine_ops.repeat_ack: 2,
     engine_ops.prefetch: 5,
+    engine_ops.nobody_came: 0.5,
     engine_ops.be_deaf: 2,
     engine_ops.flush: 3,
     engine_ops.drop: 1.5,
@@ -52,6 +53,8 @@ WEIGHTS: dict[Operation, float] = {
     disk_ops.squeeze: 1,
     disk_ops.damage: 1,
     disk_ops.spoil: 2.5,
+    disk_ops.hang: 0.7,
+    disk_ops.cancel_on_the_way: 1.5,
 }
 ROUGH = (disk_ops.fail, disk_ops.squeeze, disk_ops.damage, disk_ops.spoil)
 FACTORS = (0.2, 1.0, 1.0, 3.0)

@@ -98,7 +98,6 @@ class Setup:
             made.append(
                 GpuTier.create(
                     name="gpu",
-                    device="host",
                     capacity_bytes=(self.gpu_slots + 1) * self.stride_bytes,
                     capacity_max_bytes=(self.gpu_slots_max + 1) * self.stride_bytes,
                     length_bytes_max=self.stride_bytes,

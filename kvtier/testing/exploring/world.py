@@ -29,7 +29,7 @@ from kvtier.testing.exploring.store import Disk, GlassDisk
 from kvtier.testing.exploring.truth import Truth
 from kvtier.testing.exploring.underway import Flying
 from kvtier.testing.faulty import INJECTED, Odds
-from kvtier.types import BlockKey, Outcome, Status, StoreKey, Transfer, TransferBatch
+from kvtier.types import BlockKey, Outcome, Status, StoreKey, Transfer, TransferBatch, block_key_of
 
 EPOCHS = ("v1", "v2", "v3")
 BATCHES_MAX = 5000  # one after the other without an end
@@ -147,7 +147,7 @@ class World:
         if isinstance(answer, Job):
             return self.jobs.started(ticket, answer, late=self._late)
         if isinstance(answer, Lease | NoRoom):
-            self.jobs.kinds.pop(ticket, None)
+            self.jobs.refused(ticket)
             return self.requests.answered(ticket, answer, late=self._late)
         if isinstance(answer, DeviceLost):
             return self._device_lost(ticket)
@@ -156,8 +156,11 @@ class World:
 
     def _device_lost(self, ticket: int) -> str:
         assert self.lost, f"ticket {ticket} hears of a lost device that works"
-        self.jobs.kinds.pop(ticket, None)
-        self.requests.pending.pop(ticket)
+        if ticket in self.questions.resizes:
+            self.questions.device_lost(ticket)
+        else:
+            self.jobs.refused(ticket)
+            self.requests.pending.pop(ticket)
         return f"ticket {ticket}: the device is lost"
 
     @property
@@ -228,8 +231,16 @@ class World:
     def end(self, flying: Flying) -> None:
         if flying.done is None:
             self.carry(flying)
+        self._note_failed(flying)
         self.engine.end(flying)
         self._note_circuit()
+
+    def _note_failed(self, flying: Flying) -> None:
+        batch, done = flying.batch, flying.done
+        assert done is not None
+        if batch.target < batch.source:
+            ends = zip(batch.transfers, done.outcomes, strict=False)
+            self.requests.note_failed({block_key_of(transfer.key) for transfer, outcome in ends if not outcome.done})
 
     def run(self) -> int:
         """Plan and end what is due until nothing moves; returns how many batches ended."""
@@ -285,6 +296,7 @@ class World:
         self.engine.core.lose_device()
         self.listen()
         waiting = [ticket for ticket, pending in self.requests.pending.items() if not pending.cancelled]
+        waiting += self.questions.resizes
         assert not waiting, f"tickets {waiting} wait for slots of a lost device"
         self.check()
         try:
