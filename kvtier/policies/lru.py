@@ -9,8 +9,9 @@ Snapshot (framed as in `snapshot.py`): no head; the handles from head to tail, t
 from collections.abc import Container, Mapping, Sequence
 from itertools import islice
 
-from kvtier.allocator.rings import NOWHERE, Rings
-from kvtier.policies.base import Access
+from kvtier.allocator.free_queue import FreeQueue
+from kvtier.allocator.rings import NOWHERE
+from kvtier.policies.base import Access, Hint
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import SnapshotFormat
 
@@ -24,7 +25,7 @@ class LRU:
 
     def __init__(self, blocks: int) -> None:
         """blocks: how many the tier holds, which does not matter here."""
-        self._rings = Rings(1)
+        self._rings = FreeQueue()
         self._sizes = SizeClasses()
 
     def __len__(self) -> int:
@@ -40,6 +41,16 @@ class LRU:
         else:
             self._sizes.assign(handles, size_class)
             self._rings.move(handles, _ORDER)
+
+    def hint(self, handles: Sequence[int], hint: Hint) -> int:
+        """Those that are not expected again leave next, in the given order; when others return does not matter here."""
+        if not hint.ends:
+            return 0
+        ended = [handle for handle in dict.fromkeys(handles) if self.remembers(handle)]
+        for handle in reversed(ended):
+            self._rings.remove(handle)
+            self._rings.push_front(handle)
+        return len(ended)
 
     def candidates(
         self, count: int, pinned: Container[int] = (), size_class: int | None = None, incoming: int | None = None
@@ -90,7 +101,7 @@ class LRU:
         names = _FORMAT.names([handles], renamed)
         if len(handles) != len(classes):
             raise _FORMAT.damaged(f"{len(handles)} handles with {len(classes)} size classes")
-        rings, sizes = Rings(1), SizeClasses()
+        rings, sizes = FreeQueue(), SizeClasses()
         rings.move(names.values(), _ORDER)
         for handle, size_class in zip(handles, classes, strict=True):
             if handle in names:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvtier.errors import InvariantError
-from kvtier.policies.base import Access, Policy, PolicyMaker
+from kvtier.policies.base import Access, Hint, Policy, PolicyMaker, SupportsHints
 
 SMALL, LARGE = 4096, 8192
 
@@ -286,3 +286,21 @@ class PolicyContract:
         told = policy.forgotten()
         assert set(told) | set(policy.ghosts()) == set(tier.policy.ghosts())
         assert len(told) + len(policy.ghosts()) == len(tier.policy.ghosts())
+
+
+class HintContract(PolicyContract):
+    """Holds besides for every policy that is a `SupportsHints`."""
+
+    @pytest.mark.parametrize("hint", [Hint(ends=True), Hint(returns_in=0), Hint(returns_in=10**6)], ids=str)
+    def test_a_hint_moves_and_no_more(self, tier: UsedTier, hint: Hint) -> None:
+        """Somebody's guess would make blocks resident, or make them leave."""
+        policy = tier.policy
+        assert isinstance(policy, SupportsHints)
+        ghosts, length_bytes = set(policy.ghosts()), len(policy.snapshot())
+        some = sorted(tier.seen)[::2]
+        used = policy.hint([*some, 10_000, -1], hint)
+        assert used in (0, len(tier.resident & {*some}))
+        assert set(policy.candidates(len(policy))) == tier.resident
+        assert set(policy.ghosts()) == ghosts
+        assert len(policy.snapshot()) == length_bytes
+        assert policy.hint([], hint) == 0

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier.errors import InvariantError
+from kvtier.errors import InvariantError, UsageError
 from kvtier.policies import POLICIES
-from kvtier.policies.base import Access
+from kvtier.policies.base import Access, Hint
 from kvtier.policies.lru import LRU
 from kvtier.policies.snapshot import SnapshotFormat
 
@@ -113,3 +113,21 @@ def test_the_registry_makes_one() -> None:
     assert len(POLICIES.get("lru")(8)) == 0
     with pytest.raises(KeyError, match="'lru'"):
         POLICIES.get("lru2")
+
+
+def test_what_has_ended_leaves_next() -> None:
+    """A session that is over would keep its blocks as long as one that goes on, or leave from its shallow end."""
+    policy = LRU(8)
+    policy.touch([9, 8, 3, 2, 1], Access.FILL)
+    assert policy.hint([3, 2, 1, 77], Hint(ends=True)) == 3
+    assert policy.hint([9], Hint(returns_in=5)) == 0
+    assert policy.candidates(5) == [3, 2, 1, 9, 8]
+    policy.touch([2], Access.REUSE)
+    assert policy.candidates(5) == [3, 1, 9, 8, 2]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"ends": True, "returns_in": 3}, {"returns_in": -1}])
+def test_a_hint_says_one_thing(wrong: dict[str, int]) -> None:
+    """A hint that says nothing, or two things, would be taken for one of them."""
+    with pytest.raises(UsageError, match="either"):
+        Hint(**wrong)

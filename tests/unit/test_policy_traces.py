@@ -1,4 +1,4 @@
-"""LRU and ARC on published traces, to the last block and token.
+"""The exact policies and Belady's bound on published traces, to the last block and token.
 
 The figures are those of a reference simulator that agrees with libCacheSim 0.3.5 on these traces, hit by hit in total,
 and whose ARC gives the hit rates that its authors published for their OLTP trace (38.95, 46.08, 55.25, 61.87 and
@@ -13,14 +13,16 @@ prefix tokens   of each request, those of the blocks before the first miss (bloc
 import json
 import lzma
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
+from typing import Any
 
 import pytest
 
 from kvtier.policies import POLICIES
 from kvtier.policies.base import Access
-from tests.textbook import TextbookARC, TextbookLRU
+from kvtier.policies.belady import Found, belady_by_access, belady_by_request
+from tests.textbook import TextbookARC, TextbookFIFO, TextbookLFU, TextbookLRU, TextbookSIEVE, TextbookTwoQ
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHIPPED = ROOT / "tests/data/mooncake_synthetic.txt.xz"
@@ -36,11 +38,28 @@ FIGURES: dict[tuple[str, str, int], Result] = {
     ("lru", "rev", BLOCKS_20_PERCENT): (47_907, 24_498_362),
     ("arc", "rev", BLOCKS_1_PERCENT): (5145, 2_634_040),
     ("arc", "flat", BLOCKS_20_PERCENT): (49_346, 25_162_893),
+    ("fifo", "flat", BLOCKS_1_PERCENT): (4_400, 2_252_196),
+    ("lfu", "rev", BLOCKS_20_PERCENT): (40_238, 20_590_385),
+    ("two_q", "flat", BLOCKS_1_PERCENT): (4_726, 2_133_837),
+    ("two_q", "rev", BLOCKS_20_PERCENT): (47_249, 24_152_778),
+    ("sieve", "rev", BLOCKS_1_PERCENT): (2_290, 1_172_480),
 }
+BELADY_20_PERCENT = {"request": 74100, "access": 74099, "access, bypass": 74100}
+
+Textbook = TextbookLRU | TextbookARC | TextbookFIFO | TextbookLFU | TextbookTwoQ | TextbookSIEVE
+TEXTBOOKS: dict[str, Callable[[int], Textbook]] = {
+    "lru": TextbookLRU,
+    "arc": TextbookARC,
+    "fifo": TextbookFIFO,
+    "lfu": TextbookLFU,
+    "two_q": TextbookTwoQ,
+    "sieve": TextbookSIEVE,
+}
+NAMES_THERE = {"two_q": "2Q"}
 
 
 class Cache:
-    """A full cache under one of our policies, one access at a time: what `TextbookLRU` and `TextbookARC` are."""
+    """A full cache under one of our policies, one access at a time: what the textbooks' are."""
 
     def __init__(self, name: str, blocks: int) -> None:
         self.blocks = blocks
@@ -64,7 +83,7 @@ class Cache:
         return False
 
 
-def replay(requests: Sequence[Request], order: str, cache: Cache | TextbookARC | TextbookLRU) -> Result:
+def replay(requests: Sequence[Request], order: str, cache: Cache | Textbook) -> Result:
     """Hits and prefix tokens, as defined above."""
     hits = tokens = 0
     for tokens_in, blocks in requests:
@@ -110,21 +129,63 @@ def test_the_figures_are_exact(shipped: list[Request], name: str, order: str, bl
 @pytest.mark.parametrize(("name", "order", "blocks"), FIGURES, ids=lambda value: str(value))
 def test_the_figures_are_those_of_the_papers(shipped: list[Request], name: str, order: str, blocks: int) -> None:
     """The figures above are wrong, and our policies agree with nothing but themselves."""
-    textbook = TextbookLRU(blocks) if name == "lru" else TextbookARC(blocks)
-    assert replay(shipped, order, textbook) == FIGURES[name, order, blocks]
+    assert replay(shipped, order, TEXTBOOKS[name](blocks)) == FIGURES[name, order, blocks]
+
+
+def belady(requests: Sequence[Request], blocks: int) -> dict[str, int]:
+    """Hits by each of the bounds."""
+    ids = [request[1] for request in requests]
+    found: dict[str, Iterable[Found]] = {
+        "request": belady_by_request(ids, blocks),
+        "access": belady_by_access(ids, blocks),
+        "access, bypass": belady_by_access(ids, blocks, bypass=True),
+    }
+    return {name: sum(each.blocks for each in all_) for name, all_ in found.items()}
+
+
+def test_the_bound_is_exact(shipped: list[Request]) -> None:
+    """A policy would be judged by a bound that can be beaten, or that nobody could reach."""
+    assert belady(shipped, BLOCKS_20_PERCENT) == BELADY_20_PERCENT
+
+
+# ---------------------------------------------------------------- the whole traces
+
+
+def whole(trace: str) -> tuple[list[Request], list[dict[str, Any]]]:
+    """Requests, and for each size what a reference simulator found."""
+    reference = json.loads((TRACES / "reference_dev.json").read_text(encoding="utf-8"))["traces"][trace]
+    lines = lzma.decompress((TRACES / reference["file"]).read_bytes()).decode().splitlines()
+    return [(record["in"], record["ids"]) for record in map(json.loads, lines)], [*reference["sizes"].values()]
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the whole traces are not at ../shared/traces")
+@pytest.mark.parametrize("name", TEXTBOOKS)
+@pytest.mark.parametrize("trace", ["conv_h1", "synthetic", "weka_dev"])
+def test_whole_traces_are_exact(trace: str, name: str) -> None:
+    """As above, on conversations and on agents, at all sizes."""
+    requests, sizes = whole(trace)
+    for size in sizes:
+        expected = size[NAMES_THERE.get(name, name.upper())]
+        for order in ("flat", "rev"):
+            wanted = expected[f"{order}_hits"], expected[f"{order}_prefix_tokens"]
+            assert replay(requests, order, Cache(name, size["capacity_blocks"])) == wanted, (order, size)
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the whole traces are not at ../shared/traces")
 @pytest.mark.parametrize("trace", ["conv_h1", "synthetic", "weka_dev"])
-def test_whole_traces_are_exact(trace: str) -> None:
-    """As above, on conversations and on agents, at all sizes."""
-    reference = json.loads((TRACES / "reference_dev.json").read_text(encoding="utf-8"))["traces"][trace]
-    lines = lzma.decompress((TRACES / reference["file"]).read_bytes()).decode().splitlines()
-    requests = [(record["in"], record["ids"]) for record in map(json.loads, lines)]
-    for size in reference["sizes"].values():
-        for name in ("lru", "arc"):
-            expected = size[name.upper()]
-            for order in ("flat", "rev"):
-                wanted = expected[f"{order}_hits"], expected[f"{order}_prefix_tokens"]
-                assert replay(requests, order, Cache(name, size["capacity_blocks"])) == wanted, (name, order, size)
+def test_the_bound_is_exact_on_whole_traces(trace: str) -> None:
+    """As above, prefix tokens included."""
+    requests, sizes = whole(trace)
+    for size in sizes:
+        blocks, wanted = size["capacity_blocks"], size["MIN"]
+        assert belady(requests, blocks) == {
+            "request": wanted["rev_hits"],
+            "access": wanted["flat_hits"],
+            "access, bypass": wanted["flat_bypass_hits"],
+        }
+        found = belady_by_request([ids for _, ids in requests], blocks)
+        leading = [(tokens, ids, each.leading) for (tokens, ids), each in zip(requests, found, strict=True)]
+        tokens = sum(tokens if run == len(ids) else run * BLOCK_TOKENS for tokens, ids, run in leading)
+        assert tokens == wanted["rev_prefix_tokens"], size

@@ -1,0 +1,250 @@
+"""hit_density: whoever promises the fewest uses for the room that it takes leaves first.
+
+Owns: a list of residents for each class (`density.classes`: how often a block was used, and after how long a gap), from
+least to most recently used; one list of ghosts, in the order in which they left; the time of each block's last use.
+What is learned about the classes, and what it makes a block worth at its age, is told in `density.hazards`.
+Always:  a list is in the order of times; ghosts are at most GHOSTS_PER_BLOCK for each block that the tier holds;
+         `_census` counts all that are watched, residents and ghosts alike.
+Units:   handles (22 bytes each), blocks. Time is counted in accesses, so that it needs no clock and has no scale.
+
+Blocks of a class are alike, so of each only the one that was used longest ago competes, and the one of the lowest
+worth at its age leaves. A request's blocks are touched deepest first: within a class, the deep ones leave first. A
+block that has just come competes as well, for its class may be worth nothing. Those that leave are watched on as
+ghosts: else a class that is never kept could not prove itself.
+"""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import chain, pairwise
+from math import exp
+
+from kvtier.allocator.rings import NOWHERE
+from kvtier.errors import InvariantError
+from kvtier.policies.base import Access, Hint
+from kvtier.policies.density.census import Census
+from kvtier.policies.density.classes import CLASSES, FIRST, MOVED, class_after, class_hinted
+from kvtier.policies.density.fronts import NOBODY, Fronts
+from kvtier.policies.density.hazards import Hazards
+from kvtier.policies.density.keeping import pack_hazards, unpack_hazards
+from kvtier.policies.list_policy import ListPolicy
+
+GHOSTS_PER_BLOCK = 4  # with 2, a tenth of the gain is lost
+_LEARN_EVERY_MIN = 2500  # accesses; the table takes milliseconds to make
+_LEARN_SHARE = 4  # or when so large a part of what the tier holds was accessed
+_HISTORY = 50  # what was learned fades over as many accesses as the tier holds blocks, times this
+_HISTORY_MIN = 400_000  # accesses; a small tier sees little of each class
+_GHOSTS = CLASSES + 1
+_REUSE, _RELEASE = Access.REUSE, Access.RELEASE  # asking the Enum takes 100 ns each time
+
+
+class HitDensity(ListPolicy):
+    """Policy `hit_density`. Touching costs O(1) per handle, candidates O(classes) and O(log classes) for each."""
+
+    def __init__(self, blocks: int) -> None:
+        """blocks: how many the tier holds. Raises InvariantError if that is negative."""
+        self._now = 0
+        self._learn_at = 0
+        self._hazards = Hazards()
+        super().__init__(blocks, "hit_density", resident=CLASSES, ghost=1, columns=("B", "q"))
+        self._learn_at = self._learn_every
+
+    @property
+    def _learn_every(self) -> int:
+        return max(_LEARN_EVERY_MIN, self._blocks // _LEARN_SHARE)
+
+    # ------------------------------------------------------------ what happened
+
+    def touch(self, handles: Sequence[int], access: Access, size_class: int = 0) -> None:
+        """Note uses, in the given order. Only FILL and MOVED make handles resident and set their size class.
+
+        A ghost that is filled is used again. FILL and RELEASE of a resident are no use: it becomes the most recent of
+        its class. All of one call have one time, so that those of one history go on having it in common.
+        Raises InvariantError for a size class that is not a u32.
+        """
+        handles = handles if len(handles) == 1 else list(dict.fromkeys(handles))
+        if access is not _RELEASE:
+            self._now += len(handles)
+        enters = access is not _REUSE and access is not _RELEASE
+        if enters:
+            self._assign(handles, size_class)
+        self._note(handles, access, enters)
+        if self._now >= self._learn_at:
+            self._learn()
+
+    def _note(self, handles: Sequence[int], access: Access, enters: bool) -> None:
+        """Neighbours mostly have one history: such a run is counted and moved as one."""
+        where, (classes, times) = self._rings.where, self._columns
+        known = len(where)
+        new: list[int] = []
+        run: list[int] = []
+        run_history = (NOWHERE, 0, False)
+        for handle in handles:
+            ring = where[handle] if 0 <= handle < known else NOWHERE
+            if ring == NOWHERE or (ring == _GHOSTS and not enters):
+                if enters:
+                    new.append(handle)
+                continue
+            history = classes[handle], times[handle], access is _REUSE or ring == _GHOSTS
+            if history != run_history:
+                if run:
+                    self._note_run(run, *run_history, access)
+                run, run_history = [], history
+            run.append(handle)
+        if run:
+            self._note_run(run, *run_history, access)
+        if new:
+            self._put(new, FIRST if access is Access.FILL else MOVED)
+
+    def _note_run(self, run: list[int], class_: int, time: int, used: bool, access: Access) -> None:
+        after = class_
+        if used:
+            gap = self._now - time
+            self._hazards.note_use(class_, gap, len(run))
+            after = class_after(class_, gap)
+        elif access is Access.MOVED and class_ == FIRST:
+            after = MOVED
+        self._census.remove(class_, time, len(run))
+        self._fronts.left(run, class_)
+        self._put(run, after)
+
+    def _put(self, handles: Sequence[int], class_: int) -> None:
+        """These are of this class, used last at this time, and in no census and front."""
+        (classes, times), now = self._columns, self._now
+        for handle in handles:
+            classes[handle], times[handle] = class_, now
+        self._census.add(class_, now, len(handles))
+        self._fronts.came(class_)
+        self._rings.move(handles, class_)
+
+    def hint(self, handles: Sequence[int], hint: Hint) -> int:
+        """The residents among these are of a class of their own until they are used again. Returns how many."""
+        classes, times = self._columns
+        residents = [h for h in dict.fromkeys(handles) if self._rings.ring_of(h) in self._resident]
+        for handle in residents:
+            self._census.remove(classes[handle], times[handle])
+            self._fronts.left((handle,), classes[handle])
+        if residents:
+            self._put(residents, class_hinted(hint.returns_in))
+        return len(residents)
+
+    def _learn(self) -> None:
+        every, history = self._learn_every, max(_HISTORY_MIN, _HISTORY * self._blocks)
+        self._hazards.learn(self._census.living(self._now), exp(-every / history))
+        self._learn_at = self._now + every
+        self._fronts = Fronts(self._rings, self._columns[1], self._hazards)
+
+    # ------------------------------------------------------------ who leaves
+
+    def candidates(
+        self, count: int, pinned: Container[int] = (), size_class: int | None = None, incoming: int | None = None
+    ) -> list[int]:
+        """The `count` handles next to leave, first to leave first, or none. Does not change state."""
+        if count == 1 and pinned == () and size_class is None:
+            least = self._fronts.least(self._now)
+            return [] if least == NOBODY else [least]
+        return super().candidates(count, pinned, size_class, incoming)
+
+    def _leaving(self, pinned: Container[int], size_class: int | None, incoming: int | None) -> Iterator[int]:
+        now, (_, times), worth = self._now, self._columns, self._hazards.worth
+        fronts = []
+        for class_ in self._resident:
+            if self._rings.lens[class_]:
+                members = self._sizes.eligible(self._rings.walk(class_), pinned, size_class)
+                for handle in members:
+                    fronts.append((worth(class_, now - times[handle]), times[handle], class_, handle, members))
+                    break
+        heapify(fronts)
+        while fronts:
+            _, _, class_, handle, members = fronts[0]
+            yield handle
+            following = next(members, NOBODY)
+            if following == NOBODY:
+                heappop(fronts)
+            else:
+                time = times[following]
+                heapreplace(fronts, (worth(class_, now - time), time, class_, following, members))
+
+    def evict(self, handles: Sequence[int], incoming: int | None = None) -> None:
+        """These become ghosts. Raises InvariantError, and changes nothing, for one that is not resident."""
+        rings = [self._rings.ring_of(handle) for handle in handles]
+        for handle, ring in zip(handles, rings, strict=True):
+            if ring not in self._resident:
+                raise InvariantError(f"hit_density: {handle} is not resident")
+            self._fronts.left((handle,), ring)
+        self._rings.move(handles, _GHOSTS)
+        self._trim(incoming)
+
+    def _removed(self, handle: int) -> None:
+        classes, times = self._columns
+        class_, time = classes[handle], times[handle]
+        self._hazards.note_loss(class_, self._now - time)
+        self._census.remove(class_, time)
+        self._fronts.left((handle,), class_)
+
+    def _trim(self, incoming: int | None = None) -> None:
+        for _ in range(self._rings.lens[_GHOSTS] - GHOSTS_PER_BLOCK * self._blocks):
+            self._drop(_GHOSTS)
+
+    def resize(self, blocks: int) -> None:
+        """The tier holds so many blocks from now on. Raises InvariantError if that is negative."""
+        if blocks >= 0:
+            self._blocks = blocks
+            self._count_anew()  # before ghosts are given up, for they are counted
+        super().resize(blocks)
+
+    # ------------------------------------------------------------ snapshots and checks
+
+    def _extra(self) -> list[int]:
+        return [*_halves(self._now), *_halves(self._learn_at), *pack_hazards(self._hazards)]
+
+    def _take_extra(self, extra: Sequence[int], lists: Sequence[Sequence[int]], names: Mapping[int, int]) -> None:
+        if len(extra) < 4:
+            raise self._format.damaged("its time is missing")
+        try:
+            hazards = unpack_hazards(extra[4:])
+        except ValueError as error:
+            raise self._format.damaged(str(error)) from None
+        now, learn_at = extra[0] | extra[1] << 32, extra[2] | extra[3] << 32
+        if findings := self._disorder(now):
+            raise self._format.damaged(findings[0])
+        self._now, self._learn_at, self._hazards = now, learn_at, hazards
+
+    def _findings(self) -> list[str]:
+        findings = self._disorder(self._now)
+        classes, times = self._columns
+        census = Census(self._blocks)
+        for handle in chain.from_iterable(map(self._rings.walk, self._lists)):
+            census.add(classes[handle], times[handle])
+        if (census.span, census.counts) != (self._census.span, self._census.counts):
+            findings.append("the census has counted other blocks than there are")
+        if self._rings.lens[_GHOSTS] > GHOSTS_PER_BLOCK * self._blocks:
+            findings.append(f"{self._rings.lens[_GHOSTS]} ghosts are too many for {self._blocks} blocks")
+        least = self._fronts.least(self._now)
+        if [least] != (super().candidates(1) or [NOBODY]):
+            findings.append(f"the fronts say that {least} is worth least")
+        return findings
+
+    def _disorder(self, now: int) -> list[str]:
+        """Residents in the list of another class, or not in the order of their times."""
+        classes, times = self._columns
+        findings = []
+        for ring in self._lists:
+            members = list(self._rings.walk(ring))
+            if ring != _GHOSTS and any(classes[handle] != ring for handle in members):
+                findings.append(f"a block of another class in list {ring}")
+            if ring != _GHOSTS and any(times[one] > times[next_] for one, next_ in pairwise(members)):
+                findings.append(f"list {ring} is not in the order of times")
+            if any(not 1 <= classes[handle] <= CLASSES or not 0 <= times[handle] <= now for handle in members):
+                findings.append(f"a block of list {ring} without class, or used in the future")
+        return findings
+
+    def _count_anew(self) -> None:
+        classes, times = self._columns
+        self._census = Census(self._blocks)
+        for handle in chain.from_iterable(map(self._rings.walk, self._lists)):
+            self._census.add(classes[handle], times[handle])
+        self._fronts = Fronts(self._rings, times, self._hazards)
+
+
+def _halves(number: int) -> tuple[int, int]:
+    return number & 0xFFFF_FFFF, number >> 32
