@@ -35,6 +35,9 @@ class Keys:
     @classmethod
     def opaque(cls, hashes: Sequence[Sequence[bytes]], model: ModelSpec) -> "Keys":
         """Keys from an engine's own block hashes, given per group. Each hash is 1 to 64 bytes."""
+        given: object = hashes
+        if not isinstance(given, list | tuple) or not all(isinstance(row, list | tuple) for row in given):
+            raise UsageError("hashes are given per group: pass one list of bytes for each group of the model")
         if len(hashes) != len(model.groups):
             raise UsageError(f"hashes of {len(hashes)} groups for a model with {len(model.groups)}")
         for block_hash in (h for group in hashes for h in group):
@@ -50,6 +53,8 @@ class Keys:
 
     def prefix(self, tokens: int) -> "Keys":
         """The keys of whole blocks within the first `tokens` tokens, the same number of tokens in each group."""
+        if isinstance(tokens, bool) or not isinstance(tokens, int):
+            raise UsageError(f"a prefix of {tokens!r:.80} tokens; pass an integer")
         step = lcm(*self.block_tokens)
         tokens = min(max(tokens, 0), self.tokens) // step * step
         cut = tuple(keys[: tokens // size] for keys, size in zip(self.groups, self.block_tokens, strict=True))

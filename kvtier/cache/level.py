@@ -43,6 +43,7 @@ class Level:
     granules: set[int] = field(default_factory=set)  # that have memory now
     lost: bool = False  # its device is gone: it gives no slot any more
     failures: int = 0  # in a row
+    setbacks: int = 0  # stores that failed or found no room, ever
     refused: bool = False  # nothing fits and nothing may leave; until a store succeeds again
     starved_until_s: float = 0.0  # a write was just refused for room: evict before the next
 

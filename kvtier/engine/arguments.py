@@ -5,7 +5,6 @@ value is, nothing else is raised, not even by showing it. A truth value is no nu
 """
 
 import operator
-from collections.abc import Iterable
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -20,17 +19,18 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
-    """A value of this type."""
+    """A value of this type. Of a text or bytes the plain content: a type derived from them may compare as it likes."""
     if not isinstance(value, kind):
         raise UsageError(f"{name} is {shown(value)}; pass a {kind.__name__}")
-    return value
+    empty: Any = kind() if kind in (str, bytes) else None
+    return value if empty is None else kind.__add__(empty, value)  # type: ignore[operator]
 
 
 def optional(name: str, value: Any, kind: type[T]) -> T | None:
     """A value of this type, or None."""
     if value is not None and not isinstance(value, kind):
         raise UsageError(f"{name} is {shown(value)}; pass a {kind.__name__} or None")
-    return value
+    return None if value is None else instance(name, value, kind)
 
 
 def one_of(name: str, value: T, kinds: tuple[type, ...]) -> T:
@@ -78,12 +78,14 @@ def seconds(name: str, value: Any) -> float:
 def slot_pairs(pairs: Any) -> list[tuple[int, BlockKey]]:
     """(slot, key) pairs."""
     checked: list[tuple[int, BlockKey]] = []
-    if not isinstance(pairs, Iterable):
-        raise UsageError(f"pairs is {shown(pairs)}; pass (slot, key) pairs")
-    for pair in pairs:
+    try:
+        given = list(pairs)
+    except Exception:  # noqa: BLE001  it is the value's own code that runs
+        raise UsageError(f"pairs is {shown(pairs)}; pass (slot, key) pairs") from None
+    for pair in given:
         try:
             slot, key = pair
-        except (TypeError, ValueError):
+        except Exception:  # noqa: BLE001
             raise UsageError(f"pairs holds {shown(pair)}; pass (slot, key) pairs") from None
         checked.append((integer("slot", slot), BlockKey(instance("key", key, bytes))))
     return checked

@@ -109,8 +109,8 @@ class Core:
 
     def blank_match(self, keys: Keys, owner: str, tokens_max: int | None) -> Match:
         """A match that has not looked yet: it pins nothing and is not counted."""
-        arguments.instance("owner", owner, str)  # by which `release_owner` finds it
-        return Match(self.new_id(), self, self._namespace, owner, keys, tokens_max)
+        name = arguments.instance("owner", owner, str)  # by which `release_owner` finds it
+        return Match(self.new_id(), self, self._namespace, name, keys, tokens_max)
 
     def peek(self, keys: Keys, tokens_max: int | None = None) -> Found:
         """Ask the same and pin nothing."""
@@ -141,7 +141,9 @@ class Core:
             raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
         self.counters.add("reserves")
         if not match.pins or match.namespace != self._namespace:
-            self._look(match)  # expired, consumed, released or of other weights: nothing of it holds any more
+            # Expired, consumed, released or of other weights: nothing of it holds any more. What others have committed
+            # meanwhile may be more than there are slots for.
+            self._look(match, blocks_total * self._sizes[0])
         ticket = self.new_id()
         self._leases.begin(ticket, match, blocks_total, deadline_s, now_s)
         self._prefetch.used([h for handles in match.prefix.handles for h in handles])
@@ -363,11 +365,12 @@ class Core:
             self.counters.add("matches_expired", int(bool(match.pins)))
             self.release_match(match)
 
-    def _look(self, match: Match) -> None:
-        """Find and pin, under the weights of now, what a match asks for."""
+    def _look(self, match: Match, tokens_max: int | None = None) -> None:
+        """Find and pin, under the weights of now, what a match asks for, at most so much."""
         self._leases.unpin(match)
         match.namespace = self._namespace
-        prefix = longest_prefix(self._directory, self._namespace, match.keys, match.tokens_max)
+        limits = [limit for limit in (match.tokens_max, tokens_max) if limit is not None]
+        prefix = longest_prefix(self._directory, self._namespace, match.keys, min(limits, default=None))
         match.prefix = prefix
         match.tokens = prefix.tokens
         match.tiers = self._tiers(prefix)

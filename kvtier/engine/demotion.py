@@ -41,6 +41,7 @@ class Demotions:
         self._queue_bytes = queue_bytes
         self.flushes = Flushes()
         self._evacuating: dict[int, dict[int, StoreKey]] = {}  # by tier: blocks that are in the way of a resize
+        self._setbacks: dict[int, int] = {}  # of the tiers below one, when they were last held against a flush
         self._flush_asked = False  # since the order was last noted for one
 
     # ------------------------------------------------------------ planning
@@ -66,6 +67,8 @@ class Demotions:
             if not handles:
                 return
             batch = self._to_disk(lane, handles, now_s) if target.persistent else self._to_memory(lane, handles)
+            if batch is None and not target.persistent:
+                batch = self._past(tier, handles, now_s)
             if batch is None:
                 self._refused(tier, handles, now_s)
                 return
@@ -80,10 +83,15 @@ class Demotions:
         target = levels[tier + 1]
         if target.room is not None:
             target.refused = True
+            target.setbacks += 1
             if not target.room.excess_bytes():  # else it must not be kept from giving way
                 target.blocked_until_s = now_s + BACKOFF_FIRST_S
         elif not any(levels[t].failures or levels[t].refused for t in below):
             return
+        elif (setbacks := sum(levels[t].setbacks for t in below)) == self._setbacks.get(tier):
+            return  # what is below has not been tried since: a pause is no attempt
+        else:
+            self._setbacks[tier] = setbacks
         for handle in handles:
             self.flushes.tried(handle, self._directory.key(handle), lowest=False, done=False)
 
@@ -123,6 +131,19 @@ class Demotions:
             for handle, key in self._evacuating.get(tier, {}).items()
             if self._directory.key(handle) == key and self._directory.is_ready(handle, tier) and handle not in staying
         ]
+
+    def _past(self, tier: int, handles: list[int], now_s: float) -> TransferBatch | None:
+        """For a flush: straight to the disk, where nothing of the memory between is to be had but what others hold."""
+        lowest = len(self._residency.levels) - 1
+        level, between = self._residency.levels[lowest], range(tier + 1, lowest)
+        held = all(self._directory.idle[t] == 0 and not self._residency.levels[t].slots.slots_free for t in between)
+        owed = dict(self.flushes.owed())
+        if not (held and level.persistent and self._residency.levels[tier].host_addressable) or handles[0] not in owed:
+            return None
+        if now_s < level.blocked_until_s or self._flight.batches[tier, lowest] >= STORES_MAX:
+            return None
+        fit = [handle for handle in handles if self._directory.state(handle, lowest) is State.GONE]
+        return self._to_disk((tier, lowest), fit, now_s) if fit else None
 
     # ------------------------------------------------------------ targets
 
@@ -226,6 +247,7 @@ class Demotions:
         level = self._residency.levels[tier]
         level.blocked_until_s = now_s + min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2**level.failures)
         level.failures += 1
+        level.setbacks += 1
 
     def recovered(self, tier: int) -> None:
         level = self._residency.levels[tier]
@@ -269,6 +291,8 @@ class Demotions:
                 settled[handle] = False  # its old copy there could not be erased, say
             elif self._directory.state(handle, lowest) is State.RECLAIMED:
                 settled[handle] = True  # its old copy is condemned and still held: no telling for how long
+            elif self._directory.state(handle, lowest) is not State.GONE:
+                continue  # it is on its way there
             elif self._directory.is_ready(handle, tier) and self._directory.state(handle, below) is State.GONE:
                 ready.append(handle)
                 if len(ready) == limit:

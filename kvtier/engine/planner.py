@@ -128,6 +128,7 @@ class Planner:
             self._residency.counters.add("late_results")
             return []
         batch = underway.batch
+        done = self._about_devices(batch, done)
         if len(done.outcomes) != batch.outcomes:
             raise InvariantError(f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {batch.outcomes} items")
         if batch.remap is not None:
@@ -150,10 +151,20 @@ class Planner:
             self.devices_lost.append(min(batch.source, batch.target))
         return resolved
 
+    def _about_devices(self, batch: TransferBatch, done: BatchDone) -> BatchDone:
+        """What a disk says of a lost device is a failure of its own: it knows of none."""
+        levels = self._residency.levels
+        if not (levels[batch.source].persistent or levels[batch.target].persistent):
+            return done
+        failed = (
+            Outcome(Status.FAILED, detail=o.detail) if o.status is Status.DEVICE_LOST else o for o in done.outcomes
+        )
+        return BatchDone(done.batch_id, tuple(failed))
+
     def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome, now_s: float) -> list[int]:
         handle, source, target = transfer.handle, batch.source, batch.target
         overtaken = not self._directory.is_ready(handle, source)  # dropped: its place may hold another block by now
-        blamed = outcome.status in BLAME and (outcome.status is not Status.FAILED or self._is_unreadable(batch))
+        blamed = outcome.status in BLAME and self._from_disk(batch)  # who only writes knows nothing of the source
         if not (overtaken and blamed) or outcome.status is Status.FAILED:
             self._count(source, target, transfer, outcome)
         if self._directory.state(handle, target) is not State.FILLING:
@@ -183,7 +194,7 @@ class Planner:
             )
         return resolved
 
-    def _is_unreadable(self, batch: TransferBatch) -> bool:
+    def _from_disk(self, batch: TransferBatch) -> bool:
         """Whether a failure is the source's: a block that a disk cannot read must not be found, and fail, again and
         again (vllm#49176)."""
         return batch.target < batch.source and self._residency.levels[batch.source].persistent

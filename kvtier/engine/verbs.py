@@ -71,7 +71,7 @@ class CacheVerbs:
         """Find and pin the longest prefix that lies in any tier.
 
         tokens_max: never look further; pass `len(tokens) - 1`, since the last prompt token must be computed.
-        ttl_s: the pins end by themselves after this long. session: whose turn this is (kept for the policies).
+        ttl_s: the pins end by themselves after this long. session: whose turn this is (no policy asks yet).
         Changes nothing but pins and counters; does not wait for I/O.
         """
         arguments.optional("session", session, str)
@@ -168,8 +168,8 @@ class CacheVerbs:
 
     def set_weights_epoch(self, epoch: str) -> None:
         """The weights have changed: look up and commit under a new identity; older blocks age out."""
-        arguments.instance("epoch", epoch, str)
-        self._engine.call(lambda core, now_s: core.set_weights_epoch(epoch))
+        name = arguments.instance("epoch", epoch, str)
+        self._engine.call(lambda core, now_s: core.set_weights_epoch(name))
 
     def stats(self) -> dict[str, Any]:
         """Counters and sizes, over all and by tier; reading them changes nothing."""
@@ -206,8 +206,8 @@ class CacheVerbs:
         return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s, now_s)
 
     def _dropping(self, namespace: bytes | None) -> Callable[[Core, float], int]:
-        arguments.optional("namespace", namespace, bytes)
-        return lambda core, now_s: core.submit_drop(namespace)
+        fingerprint = arguments.optional("namespace", namespace, bytes)
+        return lambda core, now_s: core.submit_drop(fingerprint)
 
     def _resizing(self, tier: str, size_bytes: int) -> Callable[[Core, float], int]:
         name = arguments.instance("tier", tier, str)

@@ -224,3 +224,50 @@ def test_a_lease_that_was_given_back_shows_no_slots(cache):
     cache.release_owner("dead")
     refused(taken.slots, "was released")
     assert "blocks=[2]" in repr(taken)  # it can be shown all the same
+
+
+class OddText(str):
+    __slots__ = ()
+
+    def __eq__(self, other):
+        raise RuntimeError("odd")
+
+    __hash__ = None
+
+
+class OddBytes(bytes):
+    def __eq__(self, other):
+        raise RuntimeError("odd")
+
+    __hash__ = None
+
+
+def test_a_text_of_an_odd_kind_is_taken_for_its_content(tmp_path):
+    """A value that compares as it likes stops the engine for everybody."""
+    config = config_for(tmp_path / "store")
+    keys = prompt(config, 1, 2)
+    with kvtier.open_sync(config) as cache:
+        cache.match(keys, OddText("me"))
+        assert cache.release_owner(OddText("me")) == 1
+        cache.set_weights_epoch(OddText("v2"))
+        assert cache.resize(OddText("gpu"), 1 << 16)
+        with pytest.raises(UsageError, match="no namespace"):
+            cache.drop(OddBytes(32))
+        lease = cache.reserve(cache.match(keys, "me"), 2)
+        cache.commit(lease, [(lease.slots(0)[0], OddBytes(keys.groups[0][0]))])
+        cache.release(lease)
+        assert cache.check() == []
+
+
+@pytest.mark.parametrize("hashes", [None, [None], "ab", [["x"]], [b"ab"], 5])
+def test_hashes_that_are_none_are_refused(hashes):
+    """`Keys.opaque` ends in a TypeError of its own code."""
+    with pytest.raises(UsageError):
+        kvtier.Keys.opaque(hashes, config_for().model)
+
+
+@pytest.mark.parametrize("tokens", [None, "4", 4.0, True])
+def test_a_prefix_of_no_number_is_refused(tokens):
+    """`prefix` ends in a TypeError of its own code."""
+    with pytest.raises(UsageError, match="pass an integer"):
+        prompt(config_for(), 1, 2).prefix(tokens)
