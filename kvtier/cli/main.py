@@ -18,6 +18,7 @@ try:
 
     from kvtier import __version__
     from kvtier.cli import streams
+    from kvtier.cli.simulate import command as simulate_command
     from kvtier.errors import KvtierError
 except KeyboardInterrupt:  # loading takes long enough to think better of it
     raise SystemExit(INTERRUPTED) from None
@@ -250,3 +251,6 @@ def _refused(problem: str, json_output: bool, about: dict[str, Path]) -> int:
     if json_output:
         print(json.dumps({**{name: str(path) for name, path in about.items()}, "error": problem}))
     return 2
+
+
+simulate_command.register(app, _finish)

@@ -1,0 +1,35 @@
+"""`kvtier simulate`: recorded requests replayed against policies, or against whole sets of tiers.
+
+With one tier (`--capacity`) each run is a policy and a size, with `--tiers FILE` a policy on all tiers of the file (or
+the file's own policies). Runs share the cores. What was wrong in the options or the trace ends with code 2.
+
+JSON, one object a line (keys are stable):
+    one tier   trace, policy, capacity_blocks, accesses, hits (blocks), prefix_tokens, input_tokens, prefix_hit_rate,
+               seconds (of one core)
+    tiers      the fields of `ReplayReport`, `tiers` those of `TierReport`; growth [{tier, more_bytes, prefix_hit_rate,
+               gain_per_gb, ttft_p50_s}]
+"""
+
+from pathlib import Path
+
+from kvtier.cli.simulate import asked
+from kvtier.cli.simulate.asked import Options
+from kvtier.sim.reading import read_trace
+
+
+def simulate(file: Path, options: Options, json_output: bool) -> int:
+    """Run what was asked for; returns the exit code. Raises KvtierError for what cannot be simulated."""
+    asked.check_combination(options)
+    asked.check_plot(options.plot)
+    policies = asked.policies_of(options)
+    block_tokens = asked.block_tokens_of(options)
+    if options.tiers is None:
+        from kvtier.cli.simulate import one_tier
+
+        order = asked.order_of(options)
+        one_tier.show(read_trace(file, block_tokens), policies, order, options, json_output)
+    else:
+        from kvtier.cli.simulate import several_tiers
+
+        several_tiers.show(read_trace(file, block_tokens), policies, options.tiers, options, json_output)
+    return 0

@@ -1,0 +1,1 @@
+"""The parts of `kvtier simulate`: what was asked, tables, plots, progress."""

@@ -1,0 +1,1 @@
+"""WHAT IF: recorded requests replayed against policies and tiers, with no bytes and no waiting."""

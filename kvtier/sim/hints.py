@@ -1,0 +1,90 @@
+"""What a serving layer could have told: hints from a trace's own future, made as unreliable as one likes.
+
+A session is a request and those that continue it: a later request continues the session that named the deepest of its
+known blocks last, if those are more than half of what that session had come to. A hint comes when a request has been
+served, and is about its blocks that no other session which goes on has named.
+
+    ends      that the session will not come back; of those that do nothing is said
+    returns   after how many accesses it comes back, wrong by a log-normal factor of `noise`; or that it does not
+
+Owns no state; the same hints come out each time. Units: accesses (blocks asked for).
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp
+
+from kvtier.policies.base import Hint
+from kvtier.sim.trace import Trace
+
+KINDS = ("ends", "returns")
+_SEED = 7
+RETURNS_IN_MAX = 1 << 40  # noise has long tails
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """noise: sigma of the logarithm. coverage: share of the requests that get their hint. wrong: share of those that
+    get the opposite: that a session which returns ends, and nothing about one that ends."""
+
+    kind: str
+    noise: float = 0.0
+    coverage: float = 1.0
+    wrong: float = 0.0
+
+    def of(self, trace: Trace) -> Iterator[tuple[Sequence[int], Hint] | None]:
+        """For each request the blocks, deepest first, and what is said of them; None: nothing is."""
+        chance = random.Random(_SEED)
+        for about, returns_in in sessions_of(trace):
+            told, mistaken, factor = chance.random(), chance.random(), chance.gauss(0.0, 1.0)
+            ends = (returns_in is None) != (mistaken < self.wrong)
+            hint = None
+            if ends:
+                hint = Hint(ends=True)
+            elif self.kind == "returns" and returns_in is not None:
+                hint = Hint(returns_in=int(min(returns_in * exp(factor * self.noise), RETURNS_IN_MAX)))
+            yield (about, hint) if hint is not None and about and told < self.coverage else None
+
+
+def sessions_of(trace: Trace) -> Iterator[tuple[list[int], int | None]]:
+    """For each request the blocks that no other session still needs, deepest first, and after how many accesses that
+    session names the next ones; None: never."""
+    sessions = _sessions(trace)
+    ends = [0, *accumulate(len(request.blocks) for request in trace.requests)]
+    following: dict[int, int] = {}
+    next_of: list[int | None] = [None] * len(sessions)
+    for number in reversed(range(len(sessions))):
+        next_of[number] = following.get(sessions[number])
+        following[sessions[number]] = number
+    living: dict[int, set[int]] = defaultdict(set)  # block -> the sessions that named it and have not ended
+    for number, (request, session) in enumerate(zip(trace.requests, sessions, strict=True)):
+        for block in request.blocks:
+            living[block].add(session)
+        own = [block for block in reversed(request.blocks) if len(living[block]) == 1]
+        later = next_of[number]
+        if later is None:
+            for block in request.blocks:
+                living[block].discard(session)
+        yield own, None if later is None else ends[later] - ends[number + 1]
+
+
+def _sessions(trace: Trace) -> list[int]:
+    """The number of each request's session."""
+    latest: dict[int, int] = {}  # block -> session that named it last
+    lengths: dict[int, int] = {}  # session -> whole blocks of its latest request
+    sessions: list[int] = []
+    for number, request in enumerate(trace.requests):
+        whole = request.blocks[: request.tokens_in // trace.block_tokens]
+        known = next((depth for depth in reversed(range(len(whole))) if whole[depth] in latest), None)
+        session = number
+        if known is not None:
+            candidate = latest[whole[known]]
+            if 2 * (known + 1) > lengths[candidate]:
+                session = candidate
+        sessions.append(session)
+        lengths[session] = len(whole)
+        latest.update(dict.fromkeys(whole, session))
+    return sessions

@@ -1,0 +1,90 @@
+"""The lines of a text file, whatever it is packed with.
+
+Owns the open file while it is read. Always: what cannot be read is a TraceError that names the file. The packing
+follows from the name's end: .xz, .gz, .zst; any other name is plain text.
+"""
+
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any
+
+from kvtier.sim.trace import TraceError
+
+Opener = Callable[[Path], IO[bytes]]
+
+ZSTD_MODULES = ("compression.zstd", "zstandard", "pyzstd")  # the first is Python's own, from 3.14 on
+DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number from 1, line) of every line that is not empty. Raises TraceError."""
+    number = 0
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except DAMAGED as error:
+        raise TraceError(str(path), None, f"its packing is damaged ({error})", "Fetch the file again.") from error
+    except UnicodeDecodeError as error:
+        remedy = "A trace is JSON, one request a line; packed ones end in .xz, .gz or .zst."
+        raise TraceError(str(path), number + 1, "it is no UTF-8 text", remedy) from error
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise TraceError(str(path), None, problem, "Name a trace that can be read.") from error
+
+
+def stem_of(path: Path) -> str:
+    """The file's name without .jsonl and packing."""
+    name = path.name
+    for suffix in (*_OPENERS, ".jsonl", ".json"):
+        name = name.removesuffix(suffix)
+    return name or path.name
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIOWrapper]:
+    opener = _OPENERS.get(path.suffix.lower(), _plain)
+    with opener(path) as packed, TextIOWrapper(packed, encoding="utf-8") as text:
+        yield text
+
+
+def _plain(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _xz(path: Path) -> IO[bytes]:
+    return lzma.open(path, "rb")
+
+
+def _gz(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb")  # type: ignore[return-value]  # a GzipFile reads as an IO[bytes] does
+
+
+def _zst(path: Path) -> IO[bytes]:
+    path.stat()  # a file that is not there is told before a package that is not
+    module = _zstd_module()
+    if module is None:
+        remedy = "Install one (pip install zstandard), or unpack the file with `zstd -d`."
+        raise TraceError(str(path), None, "no decoder for .zst is installed", remedy)
+    file: IO[bytes] = module.open(path, "rb")
+    return file
+
+
+def _zstd_module() -> Any | None:
+    """The first of several packages that is installed; all open a file in the same way."""
+    for name in ZSTD_MODULES:
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    return None
+
+
+_OPENERS: dict[str, Opener] = {".xz": _xz, ".gz": _gz, ".zst": _zst}

@@ -1,0 +1,78 @@
+"""A trace: which requests came when, and which blocks each of them named.
+
+Owns no state. Always: blocks are numbered from 0 by first appearance, a number stands for a block and all before it,
+no request names one twice; a request's last block may be a partial one. Requests stand in the order of the file.
+Units: tokens, blocks, seconds since the start of the recording.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from kvtier.errors import KvtierError
+
+BLOCK_TOKENS = 512  # of published traces, which do not say it
+
+
+class TraceError(KvtierError):
+    """A trace that cannot be read: the message names the file, the line where there is one, and a remedy."""
+
+    def __init__(self, file: str, line: int | None, problem: str, remedy: str) -> None:
+        where = file if line is None else f"{file}, line {line}"
+        super().__init__(f"{where}: {problem}. {remedy}")
+        self.file = file
+        self.line = line
+        self.problem = problem
+        self.remedy = remedy
+
+
+class TracedRequest(NamedTuple):
+    """One request: a prompt of `tokens_in` tokens whose blocks are `blocks`, in prefix order."""
+
+    at_s: float
+    tokens_in: int
+    tokens_out: int
+    blocks: Sequence[int]
+
+
+class Numbers(dict[Any, int]):
+    """Gives whatever it is asked for a number, the next one if it is new."""
+
+    def __missing__(self, name: Any) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The requests of one file. block_bytes: as recorded; None: the file does not say."""
+
+    name: str
+    block_tokens: int
+    block_bytes: int | None
+    requests: Sequence[TracedRequest]
+
+    @cached_property
+    def accesses(self) -> int:
+        """Blocks asked for."""
+        return sum(len(request.blocks) for request in self.requests)
+
+    @cached_property
+    def input_tokens(self) -> int:
+        return sum(request.tokens_in for request in self.requests)
+
+    @cached_property
+    def unique_blocks(self) -> int:
+        """The working set: what a cache would hold that forgets nothing."""
+        return 1 + max((max(request.blocks) for request in self.requests if request.blocks), default=-1)
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last."""
+        times = [request.at_s for request in self.requests]
+        return max(times) - min(times) if times else 0.0
+
+    def prefix_tokens(self, request: TracedRequest, blocks: int) -> int:
+        """Tokens of a request's first `blocks` blocks, of which the last may be partial."""
+        return request.tokens_in if blocks == len(request.blocks) else blocks * self.block_tokens

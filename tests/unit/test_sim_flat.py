@@ -1,0 +1,285 @@
+"""One tier in the simulator: exact, in both orders, for every policy, and the same on many cores as on one."""
+
+import json
+import lzma
+import os
+import pathlib
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from math import log
+from statistics import pstdev
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtier.errors import KvtierError
+from kvtier.policies import POLICIES
+from kvtier.policies.base import Hint
+from kvtier.sim.flat import BELADY, ORDERS, FlatJob, FlatResult, OneTier, simulate
+from kvtier.sim.hints import Hints, sessions_of
+from kvtier.sim.jobs import run_all
+from kvtier.sim.reading import read_trace
+from kvtier.sim.reuse import reuse_distances
+from kvtier.sim.trace import Numbers, Trace, TracedRequest
+from tests.textbook import TextbookARC, TextbookFIFO, TextbookLFU, TextbookLRU, TextbookSIEVE, TextbookTwoQ
+
+ROOT = pathlib.Path(__file__).parents[2]
+SHIPPED = ROOT / "tests/data/mooncake_synthetic.txt.xz"
+TRACES = ROOT.parent / "shared/traces"
+TEXTBOOKS: dict[str, Callable[[int], Any]] = {
+    "lru": TextbookLRU,
+    "arc": TextbookARC,
+    "fifo": TextbookFIFO,
+    "lfu": TextbookLFU,
+    "two_q": TextbookTwoQ,
+    "sieve": TextbookSIEVE,
+}
+NAMES_THERE = {"two_q": "2Q", BELADY: "MIN"}
+
+# Of the shipped trace, whole: as published with it, by a reference simulator that agrees with libCacheSim 0.3.5.
+FIGURES = {
+    ("lru", "flat", 439): FlatResult(4184, 2_141_604),
+    ("arc", "request", 439): FlatResult(5145, 2_634_040),
+    ("lru", "request", 8784): FlatResult(47_907, 24_498_362),
+    ("sieve", "request", 439): FlatResult(2_290, 1_172_480),
+    (BELADY, "request", 439): FlatResult(22_600, 11_559_635),
+    (BELADY, "request", 8784): FlatResult(74_100, 37_884_978),
+}
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Trace:
+    requests = []
+    for line in lzma.decompress(SHIPPED.read_bytes()).decode().splitlines():
+        tokens_in, *runs = line.split()
+        pairs = [tuple(map(int, run.split("+"))) for run in runs]
+        blocks = [block for first, count in pairs for block in range(first, first + count)]
+        requests.append(TracedRequest(0.0, int(tokens_in), 0, blocks))
+    trace = Trace("synthetic", 512, None, requests)
+    assert (trace.accesses, trace.unique_blocks) == (121_877, 43_924)
+    return trace
+
+
+def cut(trace: Trace, requests: int) -> Trace:
+    return Trace(trace.name, trace.block_tokens, None, trace.requests[:requests])
+
+
+def textbook(trace: Trace, cache: Any, order: str) -> FlatResult:
+    """The definition, one access at a time."""
+    hits = tokens = 0
+    for request in trace.requests:
+        if order == "flat":
+            found = [cache.access(block) for block in request.blocks]
+        else:
+            found = [block in cache for block in request.blocks]
+            for block in reversed(request.blocks):
+                cache.access(block)
+        leading = sum(1 for _ in takewhile(bool, found))
+        hits += sum(found)
+        whole = leading == len(request.blocks)
+        tokens += request.tokens_in if whole else leading * trace.block_tokens
+    return FlatResult(hits, tokens)
+
+
+@pytest.mark.parametrize(("policy", "order", "blocks"), FIGURES, ids=str)
+def test_published_figures(shipped: Trace, policy: str, order: str, blocks: int) -> None:
+    """What we print cannot be compared with what others print about the same trace."""
+    assert simulate(shipped, policy, blocks, order) == FIGURES[policy, order, blocks]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("policy", TEXTBOOKS)
+@pytest.mark.parametrize("blocks", [60, 700])
+def test_as_the_textbooks_say(shipped: Trace, policy: str, order: str, blocks: int) -> None:
+    """Telling a policy of neighbours together changes who leaves; with 60 blocks most prompts are longer than that."""
+    trace = cut(shipped, 500)
+    assert simulate(trace, policy, blocks, order) == textbook(trace, TEXTBOOKS[policy](blocks), order)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=9, unique=True), min_size=1, max_size=30),
+    st.integers(1, 14),
+    st.sampled_from(sorted(TEXTBOOKS)),
+    st.sampled_from(ORDERS),
+)
+def test_small_caches_too(rows: Sequence[list[int]], blocks: int, policy: str, order: str) -> None:
+    """A cache smaller than a request, or larger than the working set, goes wrong at its edge."""
+    trace = Trace("t", 4, None, [TracedRequest(0.0, 4 * len(row) - 1, 0, row) for row in rows])
+    assert simulate(trace, policy, blocks, order) == textbook(trace, TEXTBOOKS[policy](blocks), order)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_policy_beats_the_bound(shipped: Trace, order: str) -> None:
+    """A policy seems better than possible: blocks are found that were never put in, or beyond the capacity."""
+    trace = cut(shipped, 1200)
+    bound = simulate(trace, BELADY, 300, order)
+    found = {policy: simulate(trace, policy, 300, order) for policy in POLICIES}
+    assert all(result.hits <= bound.hits for result in found.values())
+    assert bound.hits > max(result.hits for result in found.values()) > 0
+
+
+@pytest.mark.parametrize("policy", [*POLICIES])
+def test_a_tier_holds_what_it_has_room_for(shipped: Trace, policy: str) -> None:
+    """A cache of so many blocks secretly holds more, or the policy thinks of others than we do."""
+    trace = cut(shipped, 300)
+    tier = OneTier(policy, 100, trace.unique_blocks)
+    for request in trace.requests:
+        tier.request(request.blocks)
+        assert len(tier._policy) == sum(tier._here) <= 100
+    assert tier._policy.check() == []
+
+
+def test_larger_than_all(shipped: Trace) -> None:
+    """An endless capacity costs endless memory, or finds less than there is to find."""
+    trace = cut(shipped, 300)
+    reuses = trace.accesses - trace.unique_blocks
+    for policy in (*POLICIES, BELADY):
+        assert simulate(trace, policy, 10**15, "request").hits == reuses, policy
+
+
+def test_an_unknown_policy_is_named(shipped: Trace) -> None:
+    """A slip of the pen runs something else."""
+    with pytest.raises(KeyError, match="Did you mean 'lru'"):
+        simulate(shipped, "lruu", 5, "request")
+
+
+# ---------------------------------------------------------------- many runs
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_jobs_in_order(shipped: Trace, processes: int) -> None:
+    """Results are mixed up between jobs when several processes work, or differ from those of one."""
+    trace = cut(shipped, 200)
+    jobs = [FlatJob(policy, blocks, "request") for policy in ("lru", BELADY) for blocks in (50, 500)]
+    served: list[int] = []
+    runs = list(run_all(trace, jobs, served.append, processes))
+    assert [run.job for run in runs] == jobs
+    assert [run.found for run in runs] == [simulate(trace, j.policy, j.blocks, j.order) for j in jobs]
+    assert 0 < sum(served) <= len(trace.requests) * len(jobs)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_jobs_error_comes_through(shipped: Trace, processes: int) -> None:
+    """What goes wrong in a process of its own is lost, and we wait for ever."""
+    jobs = [FlatJob("lru", 5, "flat"), FlatJob("none", 5, "flat")]
+    with pytest.raises(KeyError, match="unknown policy"):
+        list(run_all(cut(shipped, 20), jobs, lambda served: None, processes))
+
+
+class Suicide:
+    """A job whose process ends as one does that the kernel kills."""
+
+    def run(self, trace: Trace, progress: Any = None) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_told(shipped: Trace) -> None:
+    """The machine runs out of memory, and we wait for a process that is gone."""
+    with pytest.raises(KvtierError, match="was killed"):
+        list(run_all(cut(shipped, 20), [Suicide(), Suicide()], lambda served: None, 2))
+
+
+# ---------------------------------------------------------------- hints
+
+
+def talks(*prompts: Sequence[int]) -> Trace:
+    """Prompts of whole blocks."""
+    return Trace("t", 4, None, [TracedRequest(0.0, 4 * len(prompt), 0, prompt) for prompt in prompts])
+
+
+def test_sessions_are_told_apart() -> None:
+    """A hint is about blocks that others need, or about another conversation than its own."""
+    trace = talks([0, 1, 2], [0, 5, 6], [0, 1, 2, 3], [0, 9], [0, 5, 6, 7], [0, 9, 10])
+    assert list(sessions_of(trace)) == [
+        ([2, 1, 0], 3),  # comes back after the three of the second prompt
+        ([6, 5], 6),
+        ([3, 2, 1], None),
+        ([9], 4),
+        ([7, 6, 5], None),
+        ([10, 9, 0], None),  # nobody else is left
+    ]
+
+
+def test_a_session_returns_with_its_next_request() -> None:
+    """A hint tells of the last turn of a conversation, long after the next one."""
+    assert [later for _, later in sessions_of(talks([0], [0, 1], [9], [0, 1, 2]))] == [0, 1, None, None]
+
+
+def test_hints_say_what_was_asked_for() -> None:
+    """A hint of one kind says another thing, or is not as unreliable as it should be."""
+    trace = talks([0, 1, 2], [0, 1, 2, 3], [7, 8])
+    assert list(Hints("ends").of(trace)) == [None, ([3, 2, 1, 0], Hint(ends=True)), ([8, 7], Hint(ends=True))]
+    assert next(iter(Hints("returns").of(trace))) == ([2, 1, 0], Hint(returns_in=0))
+    assert list(Hints("ends", wrong=1.0).of(trace)) == [([2, 1, 0], Hint(ends=True)), None, None]
+    assert list(Hints("returns", coverage=0.0).of(trace)) == [None] * 3
+    many = talks(*[[n, n + 1000] for n in range(400)], *[[n, n + 1000, n + 2000] for n in range(400)])
+    told = [said for said in Hints("returns", coverage=0.25).of(many) if said]
+    assert 150 < len(told) < 250
+    noisy = [said[1].returns_in for said in Hints("returns", noise=2.0).of(many) if said and not said[1].ends]
+    exact = [said[1].returns_in for said in Hints("returns").of(many) if said and not said[1].ends]
+    logs = [log(one / other) for one, other in zip(noisy, exact, strict=True) if one and other]
+    assert 1.7 < pstdev(logs) < 2.3
+
+
+@pytest.mark.parametrize("policy", ["lru", "hit_density"])
+def test_hints_help(policy: str) -> None:
+    """Hints are made, and never reach the policy."""
+    rng = random.Random(4)
+    prompts: list[list[int]] = []
+    for number in range(600):
+        talk = [10_000 * number + block for block in range(20)]
+        prompts.append(talk)  # most talks end with their first prompt
+        if rng.random() < 0.3:
+            prompts.append([*talk, 10_000 * number + 20])
+    rng.shuffle(prompts)
+    prompts.sort(key=lambda prompt: prompt[0] // 10_000 + (20 if len(prompt) > 20 else 0))
+    names = Numbers()
+    trace = talks(*[[names[block] for block in prompt] for prompt in prompts])
+    plain = simulate(trace, policy, 250, "request").prefix_tokens
+    hinted = simulate(trace, policy, 250, "request", Hints("ends")).prefix_tokens
+    assert hinted > plain
+
+
+# ---------------------------------------------------------------- reuse distances
+
+
+def test_reuse_distances_are_counted() -> None:
+    """The histogram shows other distances than there are."""
+    rng = random.Random(1)
+    rows = [rng.sample(range(30), rng.randint(1, 8)) for _ in range(60)]
+    latest: dict[int, int] = {}
+    wanted: Counter[int] = Counter()
+    for number, row in enumerate(rows):
+        for block in row:
+            if block in latest:
+                wanted[len({other for between in rows[latest[block] + 1 : number] for other in between})] += 1
+        latest.update(dict.fromkeys(row, number))
+    trace = Trace("t", 4, None, [TracedRequest(0.0, 4 * len(row), 0, row) for row in rows])
+    assert reuse_distances(trace) == wanted
+    assert sum(wanted.values()) == trace.accesses - trace.unique_blocks
+
+
+# ---------------------------------------------------------------- the whole traces
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the whole traces are not at ../shared/traces")
+@pytest.mark.parametrize("policy", [*TEXTBOOKS, BELADY])
+@pytest.mark.parametrize("name", ["conv_h1", "synthetic", "weka_dev"])
+def test_whole_traces_are_exact(name: str, policy: str) -> None:
+    """As above, on conversations and on agents, at all sizes."""
+    reference = json.loads((TRACES / "reference_dev.json").read_text(encoding="utf-8"))["traces"][name]
+    trace = read_trace(TRACES / reference["file"])
+    assert trace.input_tokens == reference["input_tokens"]
+    for size in reference["sizes"].values():
+        wanted = size[NAMES_THERE.get(policy, policy.upper())]
+        for order, there in zip(ORDERS, ("rev", "flat"), strict=True):
+            found = simulate(trace, policy, size["capacity_blocks"], order)
+            assert found.hits == wanted[f"{there}_hits"], (order, size)
+            assert found.prefix_tokens == wanted.get(f"{there}_prefix_tokens", found.prefix_tokens), (order, size)
