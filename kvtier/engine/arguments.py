@@ -20,6 +20,8 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """A value of this type. Of a text or bytes the plain content: a type derived from them may compare as it likes."""
+    if type(value) is kind:
+        return value
     if not isinstance(value, kind):
         raise UsageError(f"{name} is {shown(value)}; pass a {kind.__name__}")
     empty: Any = kind() if kind in (str, bytes) else None

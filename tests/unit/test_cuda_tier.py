@@ -181,7 +181,9 @@ class Unrecorded:
     cuda_event = 0  # torch makes the event when it is recorded first
 
 
-@pytest.mark.parametrize("after", [None, "event", True, 1.5, object(), b"1", Unrecorded(), 0], ids=lambda after: type(after).__name__)
+@pytest.mark.parametrize(
+    "after", [None, "event", True, 1.5, object(), b"1", Unrecorded(), 0], ids=lambda after: type(after).__name__
+)
 def test_what_is_no_event_is_refused(tier: CudaTier, after: object) -> None:
     """A slot is taken away under a running kernel for want of an argument, or any number is followed as a pointer."""
     with pytest.raises(UsageError, match="pass the event that you have recorded"):
