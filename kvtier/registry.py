@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from kvtier.errors import UsageError
 
 T = TypeVar("T")
+POLICY_ENTRY_POINTS = "kvtier.policies"  # by which other packages declare theirs
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from kvtier.allocator.driver import Handle, MemoryInfo, Range
 from kvtier.allocator.ledger import Ledger
 from kvtier.allocator.lifetime import Lifetime
 from kvtier.allocator.streams_cuda import CudaStreams
-from kvtier.errors import DeviceLost, DriverError, KvtierError, OutOfMemory
+from kvtier.errors import DeviceLost, DriverError, KvtierError
 
 FOR_ALL_CONTEXTS = 1  # CU_MEMHOSTREGISTER_PORTABLE
 
@@ -104,10 +104,7 @@ class CudaDriver:
     def create(self, length_bytes: int) -> Handle:
         """Take memory. Raises OutOfMemory at the capacity, or when the device has no more."""
         self._ledger.expect_granules("create", length_bytes)
-        if self.used_bytes + length_bytes > self.capacity_bytes:
-            raise OutOfMemory(
-                f"create: {length_bytes} bytes do not fit, {self.used_bytes} of {self.capacity_bytes} are used"
-            )
+        self._ledger.expect_capacity(length_bytes, self.capacity_bytes)
         handle = Handle(int(self._calls("cuMemCreate", length_bytes, self._device.memory, 0)), length_bytes)
         self._ledger.created(handle)
         return handle

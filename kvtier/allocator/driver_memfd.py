@@ -112,10 +112,7 @@ class MemfdDriver:
         """Take memory. Raises OutOfMemory at the capacity, or when the machine has no more."""
         self._ledger.expect_granules("create", length_bytes)
         fd = self.fd
-        if self.used_bytes + length_bytes > self.capacity_bytes:
-            raise OutOfMemory(
-                f"create: {length_bytes} bytes do not fit, {self.used_bytes} of {self.capacity_bytes} are used"
-            )
+        self._ledger.expect_capacity(length_bytes, self.capacity_bytes)
         try:
             host_memory.allocate(fd, self._top_bytes, length_bytes)
         except DriverError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kvtier.allocator.driver import Handle, Range
 from kvtier.allocator.lifetime import Lifetime
-from kvtier.errors import DriverError
+from kvtier.errors import DriverError, OutOfMemory
 
 
 @dataclass(slots=True)
@@ -48,6 +48,13 @@ class Ledger:
         if length_bytes <= 0 or length_bytes % self.granule_bytes:
             raise DriverError(
                 call, errno.EINVAL, f"{length_bytes} bytes are not whole granules of {self.granule_bytes}"
+            )
+
+    def expect_capacity(self, length_bytes: int, capacity_bytes: int) -> None:
+        """So much more within the capacity. Raises OutOfMemory."""
+        if self.used_bytes + length_bytes > capacity_bytes:
+            raise OutOfMemory(
+                f"create: {length_bytes} bytes do not fit, {self.used_bytes} of {capacity_bytes} are used"
             )
 
     def expect_range(self, call: str, addresses: Range) -> None:

@@ -35,7 +35,7 @@ from kvtier.config.fields import (
     one_of,
 )
 from kvtier.errors import UsageError
-from kvtier.registry import suggestion
+from kvtier.registry import POLICY_ENTRY_POINTS, suggestion
 from kvtier.types import ModelSpec
 
 MaybeDtype = Annotated[str | None, one_of("dtype", DTYPES)]
@@ -51,7 +51,7 @@ class _PolicyNames:
 
     def __iter__(self) -> Iterator[str]:
         yield from ("lru", "arc", "hit_density", "fifo", "lfu", "two_q", "s3_fifo", "sieve", "w_tinylfu")
-        yield from (point.name for point in entry_points(group="kvtier.policies"))
+        yield from (point.name for point in entry_points(group=POLICY_ENTRY_POINTS))
 
 
 Policy = Annotated[str, one_of("policy", _PolicyNames(), elsewhere=r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")]

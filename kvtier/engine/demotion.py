@@ -136,9 +136,10 @@ class Demotions:
         """For a flush: straight to the disk, where nothing of the memory between is to be had but what others hold."""
         lowest = len(self._residency.levels) - 1
         level, between = self._residency.levels[lowest], range(tier + 1, lowest)
-        held = all(self._directory.idle[t] == 0 and not self._residency.levels[t].slots.slots_free for t in between)
-        owed = dict(self.flushes.owed())
-        if not (held and level.persistent and self._residency.levels[tier].host_addressable) or handles[0] not in owed:
+        can = level.persistent and self._residency.levels[tier].host_addressable
+        if not can or not self.flushes.owes(handles[0]):
+            return None
+        if any(self._directory.idle[t] or self._residency.levels[t].slots.slots_free for t in between):
             return None
         if now_s < level.blocked_until_s or self._flight.batches[tier, lowest] >= STORES_MAX:
             return None

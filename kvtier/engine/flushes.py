@@ -42,6 +42,10 @@ class Flushes:
         self._owed |= blocks
         self._flushes[ticket] = _Flush(len(blocks), set(blocks))
 
+    def owes(self, handle: int) -> bool:
+        """Whether a block is still to be stored."""
+        return handle in self._owed
+
     def owed(self) -> Iterator[tuple[int, StoreKey]]:
         """Blocks still to be stored, as they were asked for. Settle none while iterating."""
         return iter(self._owed.items())

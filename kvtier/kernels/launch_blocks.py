@@ -44,13 +44,7 @@ def quantize(
     """Foreign blocks as int8 or fp8 into coded slots."""
     rows = _fragment_rows(coded, fragments, codec, dtype, row_values)
     arguments: Arguments = [*_place(coded, coded_slots), *_foreign(fragments, blocks), *_numbers(rows, row_values)]
-    return Launch(
-        variant_of("quantize", dtype),
-        f"kv_quantize_{codec}",
-        (count, fragments.count, 1),
-        (QUANTIZE_THREADS, 1, 1),
-        arguments,
-    )
+    return _by_fragment(f"kv_quantize_{codec}", dtype, count, fragments, arguments)
 
 
 def dequantize(
@@ -69,13 +63,13 @@ def dequantize(
     rows = _fragment_rows(coded, fragments, codec, dtype, row_values)
     places = (*_foreign(fragments, blocks), *_place(coded, coded_slots))
     arguments: Arguments = [address_of(status), *places, *_numbers(rows, row_values)]
-    return Launch(
-        variant_of("quantize", dtype),
-        f"kv_dequantize_{codec}",
-        (count, fragments.count, 1),
-        (QUANTIZE_THREADS, 1, 1),
-        arguments,
-    )
+    return _by_fragment(f"kv_dequantize_{codec}", dtype, count, fragments, arguments)
+
+
+def _by_fragment(entry: str, dtype: str, count: int, fragments: DeviceFragments, arguments: Arguments) -> Launch:
+    """A thread block for each fragment of each block."""
+    grid = (count, fragments.count, 1)
+    return Launch(variant_of("quantize", dtype), entry, grid, (QUANTIZE_THREADS, 1, 1), arguments)
 
 
 def pack(

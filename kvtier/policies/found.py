@@ -1,7 +1,7 @@
 """`PolicyRegistry`: policies by name, those of other packages included.
 
 Owns: the shipped ones. A name with a colon, `package.module:Class`, is imported; any other that is not shipped is
-looked up among the entry points of GROUP, which a package declares in its pyproject.toml:
+looked up among the entry points, which a package declares in its pyproject.toml:
 
     [project.entry-points."kvtier.policies"]
     mine = "package.module:Class"
@@ -15,9 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from kvtier.policies.base import PolicyMaker
-from kvtier.registry import Registry, suggestion
-
-GROUP = "kvtier.policies"
+from kvtier.registry import POLICY_ENTRY_POINTS, Registry, suggestion
 
 
 class PolicyRegistry(Registry[PolicyMaker]):
@@ -29,7 +27,7 @@ class PolicyRegistry(Registry[PolicyMaker]):
             return super().get(name)
         if ":" in name:
             return self._imported(name)
-        found = {point.name: point for point in entry_points(group=GROUP)}
+        found = {point.name: point for point in entry_points(group=POLICY_ENTRY_POINTS)}
         if name in found:
             return self._imported(found[name].value)
         raise KeyError(f"unknown policy {name!r}. {suggestion(name, {*self, *found})}")

@@ -6,6 +6,7 @@ import pytest
 
 from kvtier.policies import POLICIES, found
 from kvtier.policies.lru import LRU
+from kvtier.registry import POLICY_ENTRY_POINTS
 
 
 def test_a_class_anywhere() -> None:
@@ -34,8 +35,8 @@ def test_what_cannot_be_found_says_why(name: str, says: str) -> None:
 def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package's policy could not be chosen by its name, or would take the place of a shipped one."""
     points = [
-        importlib.metadata.EntryPoint("mine", "kvtier.policies.lru:LRU", found.GROUP),
-        importlib.metadata.EntryPoint("arc", "kvtier.policies.lru:LRU", found.GROUP),
+        importlib.metadata.EntryPoint("mine", "kvtier.policies.lru:LRU", POLICY_ENTRY_POINTS),
+        importlib.metadata.EntryPoint("arc", "kvtier.policies.lru:LRU", POLICY_ENTRY_POINTS),
     ]
     monkeypatch.setattr(found, "entry_points", lambda group: points)
     assert POLICIES.get("mine") is LRU

@@ -13,21 +13,10 @@ from typing import Any
 from kvtier.cli.demo.summary import Row, Summary, machine
 from kvtier.cli.demo.sweep import Point
 from kvtier.cli.demo.weights import INSTALL_EXTRA, NAME
+from kvtier.cli.figures import DOTS_PER_INCH, FAINT, INK, STYLE
 
 # Okabe and Ito's colours, which differ for colour-blind readers too; the same ones mean the same in both panels.
 COMPUTED, STORE, HOST, GPU, FLOOR = "#D55E00", "#0072B2", "#56B4E9", "#009E73", "#6E6E6E"
-INK, FAINT = "#222222", "#DDDDDD"
-STYLE: Any = {
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": "#AAAAAA",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
-DOTS_PER_INCH = 160
 NARROW = 0.08  # of the longest prompt: a part below that has no room for its number
 SECONDS_TICKS = [base * 10.0**power for power in range(-3, 4) for base in (1, 2, 5)]
 

@@ -9,24 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtier.cli.figures import DOTS_PER_INCH, STYLE
 from kvtier.errors import UsageError
 from kvtier.sim.reuse import reuse_distances
 from kvtier.sim.trace import Trace
 
 # Okabe and Ito's colours, which differ for colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-BOUND, FAINT, INK = "#6E6E6E", "#DDDDDD", "#222222"
-STYLE: Any = {
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": "#AAAAAA",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
-DOTS_PER_INCH = 160
+BOUND = "#6E6E6E"
 BINS_PER_DECADE = 8
 
 Draw = Callable[[Any], None]

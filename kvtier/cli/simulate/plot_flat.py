@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from kvtier.cli.simulate.plot import BOUND, COLOURS, FAINT, legend_below, short
+from kvtier.cli.figures import FAINT
+from kvtier.cli.simulate.plot import BOUND, COLOURS, legend_below, short
 from kvtier.sim.flat import BELADY, FlatRun
 from kvtier.sim.trace import Trace
 
