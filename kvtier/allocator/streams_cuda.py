@@ -65,6 +65,11 @@ class CudaStreams:
     def finish(self, stream: Stream) -> None:
         self._call("cuStreamSynchronize", stream.key)
 
+    def finish_all(self) -> None:
+        """Block until the device has done all that this process has given it, through whatever stream."""
+        self.bind_thread()
+        self._call("cuCtxSynchronize")
+
     def make_event(self) -> Event:
         self._lifetime.expect()
         try:

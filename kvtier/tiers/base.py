@@ -112,6 +112,10 @@ class SupportsFences(Protocol):
         """Block until that work is over; once for each fence. Raises DeviceLost if the device fails."""
         ...
 
+    def settle(self) -> None:
+        """Block until all work is over that anybody in this process has given to the device. Raises DeviceLost."""
+        ...
+
 
 @runtime_checkable
 class SupportsPinning(Protocol):

@@ -12,7 +12,7 @@ from kvtier.allocator.driver_cuda import CudaDriver
 from kvtier.allocator.geometry import Geometry
 from kvtier.allocator.streams import Event
 from kvtier.allocator.vmm import Arena
-from kvtier.errors import ConfigError, DeviceLost, KvtierError, UsageError
+from kvtier.errors import ConfigError, DeviceLost, KvtierError
 from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots
 from kvtier.tiers.device_copies import DeviceCopies
 from kvtier.tiers.fences import Fences
@@ -74,16 +74,16 @@ class CudaTier(ArenaTier):
     def fence(self, after: Any) -> Event:
         """See `SupportsFences.fence`."""
         self._lifetime.expect()
-        if after is None:
-            raise UsageError(
-                "on a device `after` is needed: pass the event that you have recorded behind the last kernel that uses "
-                "the slots"
-            )
         return self._fences.fence(after)
 
     def passed(self, fence: Event) -> None:
         """See `SupportsFences.passed`."""
         self._fences.passed(fence)
+
+    def settle(self) -> None:
+        """See `SupportsFences.settle`."""
+        self._lifetime.expect()
+        self._cuda.streams.finish_all()
 
     # ------------------------------------------------------------ host memory
 
@@ -94,6 +94,8 @@ class CudaTier(ArenaTier):
 
     def unpin(self) -> None:
         """Let all of it go: it may be unmapped from now on. No copy may be running."""
+        if not self._pinned:
+            return
         with suppress(DeviceLost):  # then it reads nothing any more
             self._cuda.streams.bind_thread()
             while self._pinned:

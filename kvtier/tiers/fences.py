@@ -41,8 +41,14 @@ class Fences:
 def event_key(after: Any) -> int:
     """The CUevent of an event object, as an integer.
 
-    Takes what torch (`cuda_event`), CuPy (`ptr`), the CUDA bindings (an int by itself) and kvtier call one.
+    Takes what torch (`cuda_event`), CuPy (`ptr`), the CUDA bindings (an int by itself) and kvtier call one. Raises
+    UsageError for anything else, and for None.
     """
+    if after is None:
+        raise UsageError(
+            "on a device `after` is needed: pass the event that you have recorded behind the last kernel that uses "
+            "the slots"
+        )
     for name in ("cuda_event", "ptr", "key"):
         key = getattr(after, name, None)
         if isinstance(key, int):
