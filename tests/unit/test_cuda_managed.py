@@ -287,6 +287,17 @@ def test_without_the_event_of_the_step_the_overlap_is_found(
         fake_cuda.go_on()
 
 
+def test_an_event_may_be_dropped_after_its_step(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` asks an event that the engine has destroyed, and crashes or saves nothing."""
+    model = opened(GPU, HOST, LMDB)
+    model.serve("a")
+    model.step()
+    with monkeypatch.context() as dropped:
+        dropped.setattr(CudaTier, "fence", lambda tier, after: pytest.fail("asks the event of an earlier step"))
+        model.cache.close()
+    assert opened(GPU, HOST, LMDB).serve("a") == 96
+
+
 def test_close_waits_for_the_kernels_before_the_pages_go(
     opened: Any, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +439,22 @@ def test_a_load_whose_device_is_lost_ends(opened: Any, fake_cuda: FakeCuda) -> N
     model.cache.free(request)
     model.cache.close()
     assert found_later(opened, fake_cuda)[0] == 96
+
+
+def test_nothing_is_copied_to_a_device_that_was_given_up(opened: Any, fake_cuda: FakeCuda) -> None:
+    """A copy is given to a context that is dead: what the driver does then is anybody's guess."""
+    model = saved(opened)
+    model.fill()
+    request = model.begin("b")
+    before = fake_cuda.calls("bytes_copied")
+    model.cache.lose_device()
+    for _ in range(STEPS_MAX):
+        with pytest.raises(DeviceLost):
+            model.cache.step(0.002)
+        if not model.cache.is_loading(request):
+            break
+    assert not model.cache.is_loading(request)
+    assert fake_cuda.calls("bytes_copied") == before
 
 
 def test_a_load_that_ends_after_the_loss_names_nothing(opened: Any, fake_cuda: FakeCuda) -> None:
