@@ -153,6 +153,16 @@ class Pages:
         self.moves, self._done = [], []
         self.met = Counter()
 
+    def read(self, block, offset):
+        """A stamp, as the engine's kernels see it."""
+        return bytes(self.bytes[block][offset : offset + STAMP_BYTES])
+
+    def write(self, block, offset, stamp):
+        self.bytes[block][offset : offset + STAMP_BYTES] = stamp
+
+    def begin_step(self):
+        """Before each step; in this memory all that was read and written is over."""
+
     def start(self, move):
         self.moves.append(move)
         for key, block, slot in zip(move.keys, move.blocks, move.slots, strict=True):
@@ -172,6 +182,10 @@ class Pages:
             outcomes.append(Outcome(Status.FAILED) if failed else DONE)
             self.met[f"{move.kind} {'failed' if failed else 'done'}"] += 1
         self._done.append(BatchDone(move.move_id, tuple(outcomes)))
+
+    def answer(self, done):
+        """An answer that no copy gave."""
+        self._done.append(done)
 
     def finished(self):
         done, self._done = self._done, []
@@ -274,13 +288,13 @@ class World:
     def _read(self, request, end):
         for place, stamp in self._stamps(request, 0, end):
             block, offset = place
-            found = bytes(self.pages.bytes[block][offset : offset + STAMP_BYTES])
+            found = self.pages.read(block, offset)
             assert found == stamp, f"{request.request_id}: block {block} has other bytes at {offset}"
 
     def _write(self, request, start):
         for (block, offset), stamp in self._stamps(request, start, len(request.tokens)):
             assert block not in self.pages.moving(), f"{request.request_id} writes into block {block}, which moves"
-            self.pages.bytes[block][offset : offset + STAMP_BYTES] = stamp
+            self.pages.write(block, offset, stamp)
 
     def _stamps(self, request, start, end):
         """(block, offset) and what is to stand there, for the tokens [start, end) in every group."""
@@ -294,6 +308,7 @@ class World:
 
     def step(self):
         """The manager's step; returns the requests that were loading."""
+        self.pages.begin_step()
         ready = self.top.step()
         for request in ready:
             name = request.request_id

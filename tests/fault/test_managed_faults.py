@@ -5,9 +5,24 @@ import pytest
 from kvtier.engine.page_stores import PAUSE_STEPS
 from kvtier.errors import KvtierError
 from kvtier.types import DONE, BatchDone, Outcome, Status
+from tests.fakecuda.fake import fake_cuda
+from tests.managed_device import on_device
 from tests.managed_world import FULL, MLA, World
 from tests.manager_state import remembered
 from tests.unit.test_managed import PROMPT, SIZES, world_with_prompt_below
+
+__all__ = ["fake_cuda"]
+
+
+@pytest.fixture(autouse=True, params=["host", "cuda"])
+def _pages(request, monkeypatch):
+    """Each of these with pages in host memory, and on a device."""
+    if request.param == "host":
+        yield
+        return
+    close = on_device(monkeypatch, request.getfixturevalue("fake_cuda"))
+    yield
+    close()
 
 
 def loading(groups=(FULL,), blocks=30, on_disk=False, **more):
@@ -377,7 +392,7 @@ def test_a_mover_that_answers_for_other_blocks_is_told_so(outcomes):
     """A count of outcomes stands for success, or the blocks of the move are lost."""
     world, request = moving()
     move = world.pages.moves[0]
-    world.pages._done.append(BatchDone(move.move_id, outcomes))
+    world.pages.answer(BatchDone(move.move_id, outcomes))
     with pytest.raises(KvtierError, match="outcomes"):
         world.top.step()
     world.pages.end()
@@ -391,6 +406,6 @@ def test_a_second_answer_for_a_move_changes_nothing():
     move = world.pages.moves[0]
     world.pages.end()
     assert world.step() == [request]
-    world.pages._done.append(BatchDone(move.move_id, (Outcome(Status.FAILED),) * 6))
+    world.pages.answer(BatchDone(move.move_id, (Outcome(Status.FAILED),) * 6))
     assert world.step() == []
     finish(world, request, 24)

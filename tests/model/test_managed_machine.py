@@ -13,8 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvtier.testing.dict_tier import DictTier
 from kvtier.types import Status
+from tests.fakecuda.fake import fake_cuda
+from tests.managed_device import on_device
 from tests.managed_world import FULL, MLA, TOKENS_MAX, World
 
+__all__ = ["fake_cuda"]
 GROUPS = {
     "full": (FULL,),
     "mla": (MLA,),
@@ -342,6 +345,18 @@ def test_seeded_walks_read_no_wrong_byte_and_reach_everything(groups):
     for seed in range(5):
         met.update(walk(groups, seed, 400))
     assert not [event for event in EXPECTED.split() if not met[event.replace("_", " ")]], met
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_seeded_walks_on_a_device_are_ordered_with_the_kernels(groups, fake_cuda, monkeypatch):
+    """A rare order of events moves a block while a kernel uses it: the fake device fails in that call."""
+    close = on_device(monkeypatch, fake_cuda)
+    met = Counter()
+    for seed in range(2):
+        met.update(walk(groups, seed, 200))
+        close()
+    assert met["load done"]
+    assert met["store done"]
 
 
 @pytest.mark.soak

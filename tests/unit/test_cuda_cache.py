@@ -16,7 +16,7 @@ from kvtier.cache.leases import Lease
 from kvtier.errors import ConfigError, DeviceLost, UsageError
 from kvtier.tiers.host import HostTier
 from tests.cache_bench import BLOCK_TOKENS, config_for, prompt
-from tests.fakecuda.fake import GRANULE_BYTES, FakeCuda, fake_cuda
+from tests.fakecuda.fake import CAPACITY_GRANULES, GRANULE_BYTES, FakeCuda, fake_cuda
 
 __all__ = ["fake_cuda"]
 BLOCK_BYTES = 2048
@@ -61,10 +61,12 @@ class Model:
         return pairs[first:]
 
     def fill(self, slot: int, payload: bytes) -> None:
-        ctypes.memmove(self.address(slot), payload, len(payload))
+        self.tier._cuda._calls("cuMemcpyHtoD", self.address(slot), payload, len(payload))
 
     def bytes(self, slot: int) -> bytes:
-        return ctypes.string_at(self.address(slot), BLOCK_BYTES)
+        found = ctypes.create_string_buffer(BLOCK_BYTES)
+        self.tier._cuda._calls("cuMemcpyDtoH", ctypes.addressof(found), self.address(slot), BLOCK_BYTES)
+        return found.raw
 
     def reserve(self, keys: Any, owner: str = "req") -> Lease:
         lease = self.cache.reserve(self.cache.match(keys, owner), len(keys.groups[0]))
@@ -92,6 +94,12 @@ def content(key: bytes) -> bytes:
     return (key * BLOCK_BYTES)[:BLOCK_BYTES]
 
 
+@pytest.fixture(params=["plain", "strict"])
+def memory(request: pytest.FixtureRequest, fake_cuda: FakeCuda) -> None:
+    """Device memory that the CPU reaches, too, and such that faults when it tries, as on a card."""
+    fake_cuda.configure(CAPACITY_GRANULES * GRANULE_BYTES, GRANULE_BYTES, strict=request.param == "strict")
+
+
 @pytest.fixture
 def opened(fake_cuda: FakeCuda) -> Iterator[Any]:
     """Opens caches with a model each; afterwards nothing overlapped, and the books agree."""
@@ -113,8 +121,8 @@ def opened(fake_cuda: FakeCuda) -> Iterator[Any]:
     assert fake_cuda.report == ""
 
 
-def test_blocks_go_down_and_come_back_also_in_a_new_process(opened: Any, tmp_path: Any) -> None:
-    """A prefix on a device is lost, or comes back as other bytes."""
+def test_blocks_go_down_and_come_back_also_in_a_new_process(memory: None, opened: Any, tmp_path: Any) -> None:
+    """A prefix on a device is lost, comes back as other bytes, or the CPU reaches for device memory and crashes."""
     config = device_config(tmp_path / "store")
     model = opened(config)
     keys = [prompt(config, number, 6) for number in range(20)]  # 120 blocks through 31 slots
@@ -128,7 +136,7 @@ def test_blocks_go_down_and_come_back_also_in_a_new_process(opened: Any, tmp_pat
     assert [later.serve(each) for each in keys] == [6 * BLOCK_TOKENS] * 20
 
 
-def test_a_commit_is_found_only_when_its_kernel_is_over(opened: Any, fake_cuda: FakeCuda) -> None:
+def test_a_commit_is_found_only_when_its_kernel_is_over(memory: None, opened: Any, fake_cuda: FakeCuda) -> None:
     """A second request reads blocks that are still being computed."""
     config = device_config()
     model, keys = opened(config), prompt(config, 1, 4)
@@ -276,7 +284,7 @@ def test_a_device_lost_behind_a_fence_is_noticed(opened: Any, fake_cuda: FakeCud
     assert model.cache.close() == 0
 
 
-def test_it_shrinks_and_grows_between_requests(opened: Any, fake_cuda: FakeCuda, tmp_path: Any) -> None:
+def test_it_shrinks_and_grows_between_requests(memory: None, opened: Any, fake_cuda: FakeCuda, tmp_path: Any) -> None:
     """Memory that an engine asks back stays taken, or a block is lost with its page."""
     config = device_config(tmp_path / "store", gpu="256KiB")
     model = opened(config)

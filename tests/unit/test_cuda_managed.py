@@ -13,8 +13,9 @@ from kvtier.errors import ConfigError, DeviceLost, UsageError
 from kvtier.tiers.cuda import CudaTier
 from kvtier.tiers.host import HostTier
 from tests.fakecuda.fake import FakeCuda, fake_cuda
+from tests.unit.test_cuda_cache import memory
 
-__all__ = ["fake_cuda"]
+__all__ = ["fake_cuda", "memory"]
 MODEL = {"name": "m", "weights_epoch": "v1", "layers": 2, "kv_heads": 2, "head_dim": 8, "dtype": "float32"}
 GPU = {"type": "gpu", "device": "cuda", "capacity": "128KiB"}  # 31 blocks of 16 tokens, and the null block
 HOST = {"type": "host", "capacity": "256KiB", "hugepages": "off", "pin": "off"}
@@ -91,12 +92,18 @@ class Model:
         for index, block in enumerate(table):
             wanted = content(request.tokens, index)
             if index < found // 16:
-                assert ctypes.string_at(self.address(block), BLOCK_BYTES) == wanted, (index, block)
+                assert self.bytes(block) == wanted, (index, block)
             else:
-                ctypes.memmove(self.address(block), wanted, BLOCK_BYTES)
+                self.put(block, wanted)
             self.kernel(block, writes=index >= found // 16)
         request.computed_tokens = len(request.tokens)
         return found
+
+    def put(self, block: int, payload: bytes) -> None:
+        ctypes.memmove(self.address(block), payload, BLOCK_BYTES)
+
+    def bytes(self, block: int) -> bytes:
+        return ctypes.string_at(self.address(block), BLOCK_BYTES)
 
     def serve(self, name: str, tokens: list[int] = PROMPT) -> int:
         request = self.begin(name, tokens)
@@ -112,10 +119,23 @@ class Model:
             self.serve(f"fill{number}", [number] * 64 + list(range(17)))
             self.flush()
 
-    def steps(self, count: int = 20) -> None:
+    def steps(self, count: int = 20, event: Event | None = None) -> None:
         """Enough for a move to be asked for, answered and begun."""
         for _ in range(count):
-            assert self.step(0.002) == []
+            assert self.cache.step(0.002, after=event or self.event()) == []
+
+
+class FarModel(Model):
+    """One that reaches device memory by copies in its stream only, as on a card."""
+
+    def put(self, block: int, payload: bytes) -> None:
+        self.streams._calls("cuMemcpyHtoDAsync", self.address(block), payload, BLOCK_BYTES, self.stream.key)
+
+    def bytes(self, block: int) -> bytes:
+        found = ctypes.create_string_buffer(BLOCK_BYTES)
+        to = ctypes.addressof(found)
+        self.streams._calls("cuMemcpyDtoHAsync", to, self.address(block), BLOCK_BYTES, self.stream.key)
+        return found.raw
 
 
 @pytest.fixture
@@ -124,8 +144,8 @@ def opened(fake_cuda: FakeCuda, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     made: list[Model] = []
 
-    def model(*tiers: Any, **changes: Any) -> Model:
-        made.append(Model(open_managed(config_of(*tiers, **changes), tokens_max=512), fake_cuda))
+    def model(*tiers: Any, of: type[Model] = Model, **changes: Any) -> Model:
+        made.append(of(open_managed(config_of(*tiers, **changes), tokens_max=512), fake_cuda))
         return made[-1]
 
     yield model
@@ -138,9 +158,9 @@ def opened(fake_cuda: FakeCuda, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) 
 # ---------------------------------------------------------------- what it is for
 
 
-def test_what_the_pages_lost_comes_back(opened: Any) -> None:
-    """A prompt is computed again although host memory has it, or comes back as other bytes."""
-    model = opened(GPU, HOST)
+def test_what_the_pages_lost_comes_back(memory: None, opened: Any) -> None:
+    """A prompt is computed again although host memory has it, comes back as other bytes, or the CPU reads a device."""
+    model = opened(GPU, HOST, of=FarModel)
     assert model.cache.manager.pool.blocks_total == 32
     assert model.serve("a") == 0
     assert model.serve("again") == 96
@@ -263,9 +283,8 @@ def test_without_the_fence_the_overlap_is_found(
             load_under_a_kernel(model)
         monkeypatch.setattr(CudaTier, "passed", no_fence)
         with pytest.raises(DeviceLost):
-            for _ in range(STEPS_MAX):
-                model.step(0.002)
-        assert ("a batch of copies meets a kernel") in fake_cuda.report
+            model.steps(STEPS_MAX)
+        assert "a batch of copies meets a kernel" in fake_cuda.report
         fake_cuda.go_on()
 
 
@@ -281,8 +300,7 @@ def test_without_the_event_of_the_step_the_overlap_is_found(
         model.serve("a")
         cache._flush(0.0)
         with pytest.raises(DeviceLost):
-            for _ in range(STEPS_MAX):
-                model.step(0.002)
+            model.steps(STEPS_MAX)
         assert fake_cuda.report
         fake_cuda.go_on()
 
@@ -430,10 +448,10 @@ def test_a_load_whose_device_is_lost_ends(opened: Any, fake_cuda: FakeCuda) -> N
     model.fill()
     request = model.begin("b")
     assert model.cache.is_loading(request)
+    event = model.event()
     fake_cuda.lose()
     with pytest.raises(DeviceLost):
-        for _ in range(STEPS_MAX):
-            assert model.cache.step(0.002, after=1 << 20) == []
+        model.steps(STEPS_MAX, event)
     expect_lost(model)
     assert not model.cache.is_loading(request)
     model.cache.free(request)

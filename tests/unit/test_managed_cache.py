@@ -251,10 +251,10 @@ def test_a_configuration_without_a_gpu_tier_is_refused():
         opened(HOST, LMDB)
 
 
-def test_a_gpu_tier_of_another_device_is_refused_by_its_place():
+def test_a_device_that_is_not_there_is_told_by_its_place():
     """A user does not find what to change."""
-    with pytest.raises(ConfigError, match="cuda") as caught:
-        opened(GPU | {"device": "cuda"})
+    with pytest.raises(ConfigError, match="device") as caught:
+        opened(GPU | {"device": "cuda:99"})
     assert caught.value.path == "tiers[0].device"
 
 
