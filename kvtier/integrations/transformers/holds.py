@@ -11,15 +11,17 @@ from types import TracebackType
 import kvtier
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Match
+from kvtier.integrations.transformers.slots import Slots
 
 ATTEMPTS_MAX = 8  # asking for room again, each time for less
 
 
 class Holds:
-    """Use as `with Holds(cache, owner) as holds`."""
+    """Use as `with Holds(cache, owner, slots) as holds`. Leases end behind the copies that were made."""
 
-    def __init__(self, cache: "kvtier.SyncCache", owner: str) -> None:
+    def __init__(self, cache: "kvtier.SyncCache", owner: str, slots: Slots) -> None:
         self._cache = cache
+        self.slots = slots
         self._owner = owner
         self._undo = ExitStack()
         self._blocks_wanted = 0
@@ -85,6 +87,6 @@ class Holds:
         answer = self._cache.reserve(match, blocks_total=blocks, load_deadline_s=load_deadline_s)
         if isinstance(answer, kvtier.NoRoom):
             return max(answer.slots_needed - answer.slots_available, 1)
-        self._undo.callback(self._cache.release, answer)
+        self._undo.callback(lambda: self._cache.release(answer, after=self.slots.event()))
         self._blocks_taken += blocks
         return answer

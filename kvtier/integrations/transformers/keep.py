@@ -12,7 +12,6 @@ from kvtier.blocks.hashing import Keys
 from kvtier.errors import UsageError
 from kvtier.integrations.transformers.holds import Holds
 from kvtier.integrations.transformers.past import SessionCache
-from kvtier.integrations.transformers.tensors import scatter
 
 
 def keep(
@@ -31,8 +30,9 @@ def keep(
     if lease is None:
         return range(first, first)
     slots = lease.slots(0)
-    _copy(cache, past, row, pad, first, slots)
-    cache.commit(lease, pairs=list(zip(slots, keys.groups[0][first:], strict=False)))
+    _copy(cache, holds, past, row, pad, first, slots)
+    pairs = list(zip(slots, keys.groups[0][first:], strict=False))
+    cache.commit(lease, pairs=pairs, after=holds.slots.event())
     return range(first, first + len(slots))
 
 
@@ -42,11 +42,19 @@ def _known(cache: "kvtier.SyncCache", holds: Holds, keys: Keys, kept: int) -> in
     known = match.tokens // keys.block_tokens[0]
     # What is only on a slower tier (its load was too late) is worth a place in the fastest, now that it is computed.
     wholly_fast = match.tiers.get(cache.config.tiers[0].name) == match.tokens
+    if holds.slots.commits_late:  # what this session has committed itself need not be found yet
+        return max(known if wholly_fast else 0, kept)
     return known if wholly_fast else min(known, kept)
 
 
 def _copy(
-    cache: "kvtier.SyncCache", past: SessionCache, row: int, pad: int, first: int, slots: tuple[int, ...]
+    cache: "kvtier.SyncCache",
+    holds: Holds,
+    past: SessionCache,
+    row: int,
+    pad: int,
+    first: int,
+    slots: tuple[int, ...],
 ) -> None:
     block_tokens = cache.config.model.block_tokens
     start = pad + first * block_tokens
@@ -55,7 +63,7 @@ def _copy(
         views = cache.kv(group=0, layer=layer)
         for part, tensor in (("k", k), ("v", v)):
             _check_made_as_configured(cache, tensor)
-            scatter(views[part], slots, tensor[row, :, columns].cpu())
+            holds.slots.scatter(views[part], slots, tensor[row, :, columns])
 
 
 def _check_made_as_configured(cache: "kvtier.SyncCache", tensor: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ What would break that, and make transformers say something wrong without an erro
 Shapes: a layer's K and V are [rows, heads, columns, dim].
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from kvtier.errors import UsageError
 class SessionCache(DynamicCache):
     """A DynamicCache for `rows` prompts of `columns` columns, padding included."""
 
-    def __init__(self, config: Any, rows: int, columns: int) -> None:
+    def __init__(self, config: Any, rows: int, columns: int, expect: Callable[[], None]) -> None:
+        """expect: called before the model uses what the cache holds; it may refuse that."""
         super().__init__(config=config)
+        self._expect = expect
         self._rows = rows
         self._columns = columns
 
@@ -38,6 +41,8 @@ class SessionCache(DynamicCache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append, as stock does. Raises UsageError for other rows than the session's, or a prefix fed twice."""
+        if layer_idx == 0:
+            self._expect()
         rows, new = key_states.shape[0], key_states.shape[2]
         if rows != self._rows:
             raise UsageError(

@@ -16,15 +16,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 import kvtier
-from kvtier.allocator import host_memory
 from kvtier.blocks.hashing import Keys
 from kvtier.integrations.transformers.holds import Holds
 from kvtier.integrations.transformers.past import SessionCache
 from kvtier.integrations.transformers.prompt import Prompts
-from kvtier.integrations.transformers.tensors import gather
+from kvtier.integrations.transformers.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +56,13 @@ def restore(
     if not any(columns > pad for pad in prompts.pads):
         return Restored(0, [len(row) for row in slots], dict.fromkeys(tiers, 0))
     assert columns < prompts.columns  # generate() needs a token to start from
-    _fill(cache, prompts, slots, columns, past, model)
+    _fill(cache, holds.slots, prompts, slots, columns, past, model)
     return Restored(columns, [len(row) for row in slots], dict(tiers))
 
 
 def _fill(
     cache: "kvtier.SyncCache",
+    memory: Slots,
     prompts: Prompts,
     slots: list[tuple[int, ...]],
     columns: int,
@@ -76,11 +74,10 @@ def _fill(
         views = cache.kv(group=0, layer=layer)
         pair = []
         for part in ("k", "v"):
-            rows = torch.empty((len(slots), columns, group.kv_heads, group.head_dim), dtype=model.dtype)
-            host_memory.populate_within(rows.data_ptr(), rows.nbytes)  # a quarter of the time that page faults take
+            rows = memory.empty((len(slots), columns, group.kv_heads, group.head_dim), model.dtype)
             for row, pad, own in zip(rows, prompts.pads, slots, strict=True):
                 row[: min(pad, columns)] = 0
                 if pad < columns:
-                    gather(views[part], own, row[pad:])
-            pair.append(rows.transpose(1, 2).to(model.device))
+                    memory.gather(views[part], own, row[pad:])
+            pair.append(memory.to_model(rows.transpose(1, 2)))
         past.fill(layer, *pair)

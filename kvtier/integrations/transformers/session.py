@@ -27,6 +27,7 @@ from kvtier.integrations.transformers.keep import keep
 from kvtier.integrations.transformers.past import SessionCache
 from kvtier.integrations.transformers.prompt import filler_of, prompts_of, refuse_adapters
 from kvtier.integrations.transformers.restore import restore
+from kvtier.integrations.transformers.slots import slots_of
 
 LOGGER = logging.getLogger("kvtier.transformers")
 
@@ -47,7 +48,9 @@ class PrefixSession:
     Afterwards: `tokens_restored` and `tokens_committed`, over all rows; `tokens_by_tier`, where the restored blocks
     lay; `problem`, None or why the cache was not used as it could have been.
     Good for one `generate` call, or a loop of your own; any thread may commit, also while the model runs.
-    Raises UsageError, before anything is taken, for padding elsewhere or for a model the cache does not fit.
+    On a CUDA device session and model run on one torch stream.
+    Raises UsageError, before anything is taken, for padding elsewhere, or a model that the cache does not fit or whose
+    device is another one than that of the slots.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class PrefixSession:
         self._spec = cache.config.model
         shape_of(model).check_fits(self._spec)
         refuse_adapters(model, extra)
+        self._slots = slots_of(cache, model)
         self._prompts = prompts_of(model, input_ids, attention_mask)
         self._cache = cache
         self._model = model
@@ -94,6 +98,7 @@ class PrefixSession:
 
     def __enter__(self) -> "PrefixSession":
         self._open = True
+        self._slots.enter()
         with self._costing_time_only("restore"):
             if self._share_prefix and len(self._prompts.rows) > 1:
                 self._compute_shared()
@@ -153,7 +158,7 @@ class PrefixSession:
     def _restore(self) -> None:
         past = self._empty_past()
         keys = [self._keys_of(row) for row in self._prompts.rows]
-        with Holds(self._cache, self._owner) as holds:
+        with self._slots.working(), Holds(self._cache, self._owner, self._slots) as holds:
             restored = restore(self._cache, holds, self._prompts, keys, past, self._model)
             self.problem = holds.shortage or self.problem
         self.past = past  # only now: half a prefix must never be seen
@@ -180,7 +185,8 @@ class PrefixSession:
         self.problem = once.problem
 
     def _empty_past(self) -> SessionCache:
-        return SessionCache(self._model.config, len(self._prompts.rows), self._prompts.columns)
+        rows, columns = len(self._prompts.rows), self._prompts.columns
+        return SessionCache(self._model.config, rows, columns, self._slots.expect_stream)
 
     # ------------------------------------------------------------ commit
 
@@ -191,7 +197,7 @@ class PrefixSession:
         return [r[: len(prompt) + self._new_tokens_max] for r, prompt in zip(rows, self._prompts.rows, strict=True)]
 
     def _commit(self, rows: list[list[int]]) -> None:
-        with Holds(self._cache, self._owner) as holds:
+        with self._slots.working(), Holds(self._cache, self._owner, self._slots) as holds:
             for index, (row, pad) in enumerate(zip(rows, self._prompts.pads, strict=True)):
                 kept = self._blocks_kept[index]
                 blocks = keep(self._cache, holds, self.past, index, pad, self._keys_of(row), kept)

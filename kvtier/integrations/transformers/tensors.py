@@ -1,34 +1,27 @@
-"""Copies between the cache's slots and the tensors of a transformers cache.
+"""Blocks and rows as tensors: one pass in either direction, wherever they lie.
 
-Owns no state; every call copies, so that nothing keeps looking at a slot that someone else may fill.
-Shapes: a view of the slots is [slots, block_tokens, heads, dim], in any memory order; a row of K or V is
-[tokens, heads, dim] on our side and [heads, tokens, dim] on that of transformers. numpy has no bfloat16: its bits
-travel as uint16.
+Owns no state. Shapes: blocks are [slots, block_tokens, heads, dim], in any memory order; a row is
+[tokens, heads, dim] on our side and [heads, tokens, dim] on that of transformers.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 
-def gather(view: Any, slots: Sequence[int], row: torch.Tensor) -> None:
-    """Copy the first `row.shape[0]` tokens of the blocks in `slots`, in that order, into a [tokens, heads, dim] row."""
-    blocks = torch.from_numpy(view).view(row.dtype)
+def copy_blocks(blocks: torch.Tensor, slots: Sequence[int], row: torch.Tensor) -> None:
+    """Copy the first `row.shape[0]` tokens of the blocks in `slots`, in that order, into a row beside them."""
     block_tokens = blocks.shape[1]
     whole, rest = divmod(row.shape[0], block_tokens)
     # Whole blocks lie in a token major row as they lie in their slots: one pass, as fast as memcpy.
     target = row[: whole * block_tokens].view(whole, block_tokens, *row.shape[1:])
-    torch.index_select(blocks, 0, torch.tensor(slots[:whole], dtype=torch.long), out=target)
+    index = torch.tensor(slots[:whole], dtype=torch.long, device=row.device)
+    torch.index_select(blocks, 0, index, out=target)
     if rest:
         row[whole * block_tokens :] = blocks[slots[whole], :rest]
 
 
-def scatter(view: Any, slots: Sequence[int], row: torch.Tensor) -> None:
-    """Copy a [heads, tokens, dim] row into whole `slots`, in that order."""
+def in_blocks(row: torch.Tensor, block_tokens: int) -> torch.Tensor:
+    """A [heads, tokens, dim] row as [blocks, block_tokens, heads, dim], in no other place."""
     heads, tokens, dim = row.shape
-    block_tokens = view.shape[1]
-    blocks = row.detach().reshape(heads, tokens // block_tokens, block_tokens, dim).permute(1, 2, 0, 3)
-    if blocks.dtype == torch.bfloat16:
-        blocks = blocks.contiguous().view(torch.uint16)
-    view[list(slots)] = blocks.numpy()
+    return row.reshape(heads, tokens // block_tokens, block_tokens, dim).permute(1, 2, 0, 3)
