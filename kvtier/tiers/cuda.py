@@ -102,6 +102,8 @@ class CudaTier(ArenaTier):
                 self._cuda.unregister(self._pinned.pop())
 
     def _let_go(self) -> None:
+        with suppress(DeviceLost):
+            self._cuda.streams.bind_thread()
         self.unpin()
         for part in (self._moves, self._fences):
             with suppress(DeviceLost):

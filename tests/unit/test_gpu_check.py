@@ -75,6 +75,7 @@ ELSEWHERE = {
     "graphs": "this driver has no CUDA graphs",
     "dlpack": "needs torch with CUDA",
     "sequence_views": "needs torch with CUDA",
+    "transformers": "needs torch with CUDA",
 }
 HERE = [part for part in PARTS if part not in ELSEWHERE]
 

@@ -17,6 +17,7 @@ from kvtier.kernels.launch_device import DeviceLauncher, Images
 from kvtier.testing.gpu_check import part_dlpack, part_sequence_views
 from kvtier.testing.gpu_check.paged import BLOCK_TOKENS
 from kvtier.testing.gpu_check.parts import run_here
+from kvtier.testing.gpu_check.record import Record
 from tests.fakecuda.fake import FakeCuda, fake_cuda
 from tests.unit.test_gpu_check import TINY, emulator, images, plain
 
@@ -180,3 +181,65 @@ def test_aliases_that_are_one_range_are_found(plain: FakeCuda, images: Images, m
     assert run_here("sequence_views", 0, TINY, images).findings == [
         "two sequences see the same bytes in blocks of their own"
     ]
+
+
+# ---------------------------------------------------------------- transformers
+
+
+def check_here() -> Record:
+    """The part's work with model and slots in host memory."""
+    from kvtier.integrations.transformers import card_check
+
+    torch.set_num_threads(1)  # more would only wait for each other at this size
+    record = Record("transformers")
+    card_check.check(card_check.Place("cpu", "host", lambda: None), TINY, record)
+    return record
+
+
+def test_sessions_on_host_memory_pass() -> None:
+    """The part fails where sessions do all they should, or compares nothing."""
+    record = check_here()
+    assert record.findings == []
+    figures = {figure.name: figure.value for figure in record.figures}
+    assert figures["tokens that came from below, cold"] == 0
+    assert figures["tokens that came from below, from lmdb"] == 3 * 3 * BLOCK_TOKENS
+    for when in ("from host", "from lmdb"):
+        assert figures[f"prompts whose KV is bit for bit what was kept, {when}"] == "3 of 3"
+
+
+def test_a_session_that_restores_other_kv_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV from wrong slots passes, as long as nobody looks at more than the figures."""
+    from kvtier.integrations.transformers.slots import HostSlots
+
+    gather = HostSlots.gather
+
+    def first_only(self: HostSlots, view: Any, slots: Any, row: Any) -> None:  # in another order they attend alike
+        gather(self, view, [slots[0]] * len(slots), row)
+
+    monkeypatch.setattr(HostSlots, "gather", first_only)
+    findings = check_here().findings
+    assert "from host: the KV of 3 of 3 prompts is not what was kept" in findings
+    assert any("other tokens than those of the model alone" in finding for finding in findings)
+
+
+def test_a_session_that_restores_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is computed again, which gives the same tokens."""
+    from kvtier.integrations.transformers import keep
+
+    monkeypatch.setattr(keep, "_copy", lambda *arguments: 1 // 0)
+    findings = check_here().findings
+    assert any("ZeroDivisionError" in finding for finding in findings)
+    assert "from lmdb, prompt 0: 0 of 48 tokens were restored" in findings
+    assert "from lmdb: nothing came from below the device" in findings
+
+
+def test_the_part_runs_beside_the_model(plain: FakeCuda, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part looks at host memory on a machine with a card."""
+    from kvtier.integrations.transformers import card_check
+    from kvtier.testing.gpu_check import part_transformers
+
+    places = []
+    monkeypatch.setattr(part_transformers, "torch_on", lambda card: TorchOnTheCpu())
+    monkeypatch.setattr(card_check, "check", lambda place, scale, record: places.append((place.model, place.slots)))
+    assert run_here("transformers", 0, TINY, images).findings == []
+    assert places == [("cuda:0", "cuda:0")]

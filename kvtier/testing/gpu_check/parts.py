@@ -25,6 +25,7 @@ PARTS: Mapping[str, str] = {
     "engine": "a small engine on the card's tier",
     "dlpack": "torch's views over partly mapped ranges",
     "sequence_views": "torch's attention over aliased ranges",
+    "transformers": "generate() with slots beside the model",
 }
 
 
