@@ -61,7 +61,7 @@ class Streams:
 
 
 class Torch:
-    """torch, taking arrays of CuPy's as the memory that they are."""
+    """torch, with that in place of its CUDA."""
 
     def __init__(self, cuda: Streams) -> None:
         self.cuda = cuda
@@ -69,10 +69,12 @@ class Torch:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def from_dlpack(self, view: Any) -> Any:
-        length_bytes = sum((count - 1) * stride for count, stride in zip(view.shape, view.strides, strict=True))
-        memory = (ctypes.c_ubyte * (length_bytes + view.itemsize)).from_address(view.data.ptr)
-        return torch.from_numpy(np.ndarray(view.shape, view.dtype.name, memory, 0, view.strides))
+
+def from_dlpack(view: Any) -> Any:
+    """A tensor over an array of CuPy's, as the memory that it is."""
+    length_bytes = sum((count - 1) * stride for count, stride in zip(view.shape, view.strides, strict=True))
+    memory = (ctypes.c_ubyte * (length_bytes + view.itemsize)).from_address(view.data.ptr)
+    return torch.from_numpy(np.ndarray(view.shape, view.dtype.name, memory, 0, view.strides))
 
 
 class Stated(slots.CudaSlots):
@@ -119,6 +121,7 @@ def opened(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
         cache = kvtier.open_sync(config)
         cuda = Streams(cache.top_tier)
         monkeypatch.setattr(slots, "torch", Torch(cuda))
+        monkeypatch.setattr(slots, "from_dlpack", from_dlpack)
         monkeypatch.setattr(session, "slots_of", lambda cache, model: Stated(cuda, fake_cuda))
         made.append(World(cache, cuda))
         return made[-1]

@@ -114,6 +114,7 @@ def _generate(model: Any, prompt: Any, **options: Any) -> Any:
 def _model(place: Place) -> Any:
     """Random weights, of which a wide range makes different KV give different tokens."""
     torch.manual_seed(11)
+    model: Any = LlamaForCausalLM  # `to` has types that nothing satisfies
     settings = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -126,7 +127,7 @@ def _model(place: Place) -> Any:
         eos_token_id=2,
         initializer_range=0.3,
     )
-    return LlamaForCausalLM(settings).to(place.model).eval()
+    return model(settings).to(place.model).eval()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 import kvtier
 from kvtier.allocator import host_memory
@@ -134,7 +135,8 @@ class CudaSlots:
             )
 
     def event(self) -> Any:
-        event = torch.cuda.Event()
+        make: Any = torch.cuda.Event  # it has no types
+        event = make()
         event.record(self._stream)
         return event
 
@@ -154,5 +156,5 @@ class CudaSlots:
 
     def _tensor(self, view: Any, dtype: torch.dtype) -> torch.Tensor:
         """The slots themselves: CuPy's array, taken by DLPack on the stream of now."""
-        blocks: torch.Tensor = torch.from_dlpack(view)
+        blocks: torch.Tensor = from_dlpack(view)
         return blocks.view(dtype)
