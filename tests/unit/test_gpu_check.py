@@ -26,6 +26,7 @@ import pytest
 from kvtier.allocator.cuda_calls import CudaCalls
 from kvtier.allocator.driver_cuda import CudaDriver
 from kvtier.allocator.vmm import Arena
+from kvtier.engine.mover import TierMover
 from kvtier.errors import CudaError, DriverError
 from kvtier.kernels import launch_blocks
 from kvtier.kernels.launch import DevicePool
@@ -274,6 +275,14 @@ def loads_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceCopies, "write", done)
 
 
+def stores_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TierMover, "_store", lambda self, move: [Outcome(Status.FAILED) for _ in move.keys])
+
+
+def loads_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TierMover, "_load", lambda self, move: [Outcome(Status.FAILED) for _ in move.keys])
+
+
 def slots_move(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = Serving.address_now, count()
     monkeypatch.setattr(Serving, "address_now", lambda self: now(self) + next(asked))
@@ -336,6 +345,11 @@ PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
     ("roundtrip", blocks_are_restored_elsewhere, "from host: [1-3] blocks have other bytes"),
     ("engine", blocks_are_restored_elsewhere, "restored from host: .* answers differ"),
     ("engine", tables_are_off_by_one, "request 0: relative error"),
+    ("managed", copies_lose_the_last, "blocks have other bytes"),
+    ("managed", blocks_are_restored_elsewhere, "from host, prompt 0: [1-3] blocks have other bytes"),
+    ("managed", loads_write_nothing, "from lmdb, prompt 0: 3 blocks have other bytes"),
+    ("managed", stores_fail, "not all pages could be copied to the store"),
+    ("managed", loads_fail, "from host, prompt 0: 0 of 48 tokens"),
     ("decode", copies_lose_the_last, "blocks came down with other bytes"),
     ("resize", shrinking_keeps_memory, "shrinking gave back 0% of 524288 bytes"),
     ("resize", growing_spoils_slots, "steps read wrong bytes"),

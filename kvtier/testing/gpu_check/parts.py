@@ -23,6 +23,7 @@ PARTS: Mapping[str, str] = {
     "aliases": "one block in several ranges, read-only",
     "graphs": "CUDA graph replay over a block table",
     "engine": "a small engine on the card's tier",
+    "managed": "a block manager's pages, down and back",
     "dlpack": "torch's views over partly mapped ranges",
     "sequence_views": "torch's attention over aliased ranges",
     "transformers": "generate() with slots beside the model",
