@@ -42,6 +42,17 @@ class CudaDevice:
             self._for_reading = [self._describe_access(flags.CU_MEM_ACCESS_FLAGS_PROT_READ)]
             undo.pop_all()
 
+    @property
+    def architecture(self) -> str:
+        """What kernels are compiled for, such as ``sm_90``."""
+        kinds = self._api.CUdevice_attribute
+        wanted = (
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+        major, minor = (int(self.calls("cuDeviceGetAttribute", kind, self._device)) for kind in wanted)
+        return f"sm_{major}{minor}"
+
     def granule_of(self, wanted_bytes: int | None) -> int:
         """The granule to use: the device's own, or what is wanted. Raises DriverError if it cannot be had."""
         if wanted_bytes is None:

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from kvtier.allocator.cuda_calls import CudaCalls
 from kvtier.allocator.cuda_device import CudaDevice
 from kvtier.allocator.cuda_views import DevicePages, array_over
 from kvtier.allocator.driver import Handle, MemoryInfo, Range
@@ -62,6 +63,16 @@ class CudaDriver:
     @property
     def granule_bytes(self) -> int:
         return self._granule_bytes
+
+    @property
+    def architecture(self) -> str:
+        """What kernels are compiled for, such as ``sm_90``."""
+        return self._device.architecture
+
+    @property
+    def calls(self) -> CudaCalls:
+        """The driver's functions, for launches."""
+        return self._calls
 
     @property
     def used_bytes(self) -> int:

@@ -5,7 +5,6 @@ lend ends with their `with`. Always: `put`, `get` and `fill` are over when they 
 Units:  bytes, milliseconds; addresses as integers.
 """
 
-import mmap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvtier.allocator.cuda_calls import CudaCalls
 from kvtier.allocator.driver_cuda import CudaDriver
+from kvtier.allocator.lending import lent_memory, lent_pinned
 from kvtier.allocator.streams import Stream
 from kvtier.kernels.launch_device import DeviceLauncher, Images, images_for
 from kvtier.testing.gpu_check.record import Skip
@@ -45,8 +45,7 @@ class Card:
 
     @property
     def architecture(self) -> str:
-        major, minor = (self.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
-        return f"sm_{major}{minor}"
+        return self.driver.architecture
 
     @property
     def multiprocessors(self) -> int:
@@ -88,29 +87,20 @@ class Card:
     def memory(self, length_bytes: int) -> Iterator[int]:
         """Device memory, writable, in one piece: its address. Raises Skip if the device has no such memory left."""
         self.expect_room(length_bytes)
-        granule_bytes = self.driver.granule_bytes
-        length_bytes = -(-length_bytes // granule_bytes) * granule_bytes
-        with ExitStack() as undo:
-            addresses = self.driver.reserve(length_bytes)
-            undo.callback(self.driver.free_range, addresses)
-            handle = self.driver.create(length_bytes)
-            undo.callback(self.driver.release, handle)
-            self.driver.map(addresses, 0, handle)
-            undo.callback(self.driver.unmap, addresses, 0, length_bytes)
-            self.driver.set_access(addresses, 0, length_bytes, write=True)
-            undo.callback(self.streams.finish, self.stream)
-            yield addresses.address
+        with lent_memory(self.driver, length_bytes) as address:
+            try:
+                yield address
+            finally:
+                self.streams.finish(self.stream)
 
     @contextmanager
     def pinned(self, length_bytes: int) -> Iterator[Bytes]:
         """Host memory that the device reads and writes directly: uint8 [length_bytes], page aligned."""
-        array = np.frombuffer(mmap.mmap(-1, length_bytes), np.uint8)  # unmapped with the last view of it
-        self.driver.register(array.ctypes.data, length_bytes)
-        try:
-            yield array
-        finally:
-            self.streams.finish(self.stream)
-            self.driver.unregister(array.ctypes.data)
+        with lent_pinned(self.driver, length_bytes) as array:
+            try:
+                yield array
+            finally:
+                self.streams.finish(self.stream)
 
     def put(self, address: int, array: NDArray[Any]) -> None:
         """Copy a contiguous array to the device."""
