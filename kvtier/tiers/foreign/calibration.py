@@ -20,7 +20,7 @@ from kvtier.clock import Clock
 from kvtier.errors import DeviceLost, KvtierError
 from kvtier.tiers.foreign.cache import ForeignCache
 from kvtier.tiers.foreign.desk import Sheets
-from kvtier.tiers.foreign.methods import DIRECT, LOAD, PIECES, STAGED, STORE, Method
+from kvtier.tiers.foreign.methods import DIRECT, LOAD, PIECES, STAGED, STORE, Copying, Method
 from kvtier.tiers.foreign.places import HostPlaces, Numbers
 from kvtier.types import page_aligned
 
@@ -110,7 +110,7 @@ class Trial:
             for start in range(0, self._count, method.blocks_max):
                 own = slice(start, start + method.blocks_max)
                 try:
-                    method.copy(way, self._blocks[own], places[own], host, stream, sheet)
+                    method.copy(Copying(way, self._blocks[own], places[own], host, stream, sheet))
                 finally:
                     self._streams.finish(stream)
         finally:

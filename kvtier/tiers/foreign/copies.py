@@ -22,7 +22,7 @@ from kvtier.notices import say_once
 from kvtier.tiers.foreign.cache import ForeignCache
 from kvtier.tiers.foreign.calibration import WAYS, Choice, Trial, choose
 from kvtier.tiers.foreign.desk import Sheet, Sheets
-from kvtier.tiers.foreign.methods import PIECES, Method, Pieces
+from kvtier.tiers.foreign.methods import PIECES, Copying, Method, Pieces
 from kvtier.tiers.foreign.places import HostPlaces, Numbers
 from kvtier.types import DONE, Outcome, Status
 
@@ -123,7 +123,7 @@ class ForeignCopies:
         elif method.needs_sheet:
             method = pieces  # so many launches are under way that the link is busy anyhow
         try:
-            method.copy(way, blocks, places, self.host, self.streams[way], sheet)
+            method.copy(Copying(way, blocks, places, self.host, self.streams[way], sheet))
         except DeviceLost as error:
             return Outcome(Status.DEVICE_LOST, detail=str(error))
         except KvtierError as error:

@@ -41,8 +41,9 @@ class Desk:
     def __init__(self, streams: Streams, address: int) -> None:
         self._streams, self._address = streams, address
 
-    def put(self, sheet: Sheet, blocks: Numbers, slots: Numbers, stream: Stream) -> tuple[int, int]:
+    def put(self, sheet: Sheet | None, blocks: Numbers, slots: Numbers, stream: Stream) -> tuple[int, int]:
         """The device's addresses of both, for what the stream is given next."""
+        assert sheet is not None, "no sheet was lent"
         count = len(blocks)
         numbers = sheet[: 2 * count * NUMBER_BYTES].view(np.int32)
         numbers[:count], numbers[count:] = blocks, slots

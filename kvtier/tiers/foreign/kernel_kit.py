@@ -1,8 +1,8 @@
 """KernelKit: what copying by kernels needs on a device, for all caches of one engine.
 
 Owns: the loaded kernels, device memory for tables, numbers and staged blocks, and pinned sheets; all of it goes with
-the `ExitStack` that it was opened on. Always: what cannot be had is said in `notes`, and only the methods without it exist.
-Units: bytes.
+the `ExitStack` that it was opened on. Always: what cannot be had is said in `notes`, and only the methods that do
+without it exist. Units: bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -9,6 +9,7 @@ and exist. Units: bytes, blocks (foreign index), places.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +25,21 @@ from kvtier.tiers.foreign.places import HostPlaces, Numbers
 STORE, LOAD = "store", "load"
 PIECES, DIRECT, STAGED = "pieces", "direct", "staged"
 
+PIECES_MAX = 1 << 16  # of one call: 1.5 MiB of addresses and lengths
+
 Launching = Callable[[Launch, int], None]  # to a stream, by its key
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """Copies for a stream: blocks[i] to (`store`) or from places[i]. sheet: lent to a method that needs one."""
+
+    way: str
+    blocks: Numbers
+    places: Numbers
+    host: HostPlaces
+    stream: Stream
+    sheet: Sheet | None = None
 
 
 class Method(Protocol):
@@ -34,9 +49,7 @@ class Method(Protocol):
     blocks_max: int
     needs_sheet: bool
 
-    def copy(
-        self, way: str, blocks: Numbers, places: Numbers, host: HostPlaces, stream: Stream, sheet: Sheet | None
-    ) -> None:
+    def copy(self, given: Copying) -> None:
         """Give the copies to the stream. Raises DriverError or DeviceLost: some may be under way then."""
         ...
 
@@ -44,26 +57,26 @@ class Method(Protocol):
 class Pieces:
     """`Method` by the copy engine. Memory of any alignment, registered or not."""
 
-    name, blocks_max, needs_sheet = PIECES, 1 << 30, False
+    name, needs_sheet = PIECES, False
 
     def __init__(self, streams: Streams, cache: ForeignCache) -> None:
+        self.blocks_max = max(1, PIECES_MAX // len(cache.fragments))
         self._streams = streams
         self._addresses, self._strides, self._lengths, self._offsets = (
             np.array([getattr(fragment, name) for fragment in cache.fragments], np.uint64)
             for name in ("address", "stride_bytes", "length_bytes", "offset_bytes")
         )
 
-    def copy(
-        self, way: str, blocks: Numbers, places: Numbers, host: HostPlaces, stream: Stream, sheet: Sheet | None
-    ) -> None:
-        foreign: Addresses = (self._addresses + blocks.astype(np.uint64)[:, None] * self._strides).reshape(-1)
-        here: Addresses = (host.addresses(places)[:, None] + self._offsets).reshape(-1)
+    def copy(self, given: Copying) -> None:
+        blocks = given.blocks.astype(np.uint64)[:, None]
+        foreign: Addresses = (self._addresses + blocks * self._strides).reshape(-1)
+        here: Addresses = (given.host.addresses(given.places)[:, None] + self._offsets).reshape(-1)
         lengths = np.tile(self._lengths, len(blocks))
         # What is stored may be what the stream waits for; what is loaded was there before it was asked for.
-        if way == STORE:
-            self._streams.copy(here, foreign, lengths, stream)
+        if given.way == STORE:
+            self._streams.copy(here, foreign, lengths, given.stream)
         else:
-            self._streams.copy(foreign, here, lengths, stream, settled=True)
+            self._streams.copy(foreign, here, lengths, given.stream, settled=True)
 
 
 class KernelTables:
@@ -77,11 +90,11 @@ class KernelTables:
         self.tables = [_table(same, length_bytes, put) for length_bytes, same in cache.by_length.items()]
         self._launch = launch
 
-    def launch(self, way: str, pool: DevicePool, slots: int, blocks: int, count: int, stream: Stream) -> None:
+    def launch(self, given: Copying, pool: DevicePool, slots: int, blocks: int, count: int) -> None:
         """Copy `count` blocks to (`store`) or from slots of the pool. slots, blocks: addresses of their numbers."""
-        build = launch_blocks.gather if way == STORE else launch_blocks.scatter
+        build = launch_blocks.gather if given.way == STORE else launch_blocks.scatter
         for table in self.tables:
-            self._launch(build(pool, slots, table, blocks, count), stream.key)
+            self._launch(build(pool, slots, table, blocks, count), given.stream.key)
 
 
 class Direct:
@@ -92,18 +105,17 @@ class Direct:
     def __init__(self, tables: KernelTables, desk: Desk) -> None:
         self._tables, self._desk = tables, desk
 
-    def copy(
-        self, way: str, blocks: Numbers, places: Numbers, host: HostPlaces, stream: Stream, sheet: Sheet | None
-    ) -> None:
-        assert host.seen_at is not None and sheet is not None, "not registered, or no sheet lent"
-        slots, parts = np.divmod(places, host.parts)
+    def copy(self, given: Copying) -> None:
+        host = given.host
+        assert host.seen_at is not None, "the memory is not registered"
+        slots, parts = np.divmod(given.places, host.parts)
         order = np.argsort(parts, kind="stable")  # a launch for each part, as slots are what has a constant stride
-        at_blocks, at_slots = self._desk.put(sheet, blocks[order], slots[order], stream)
+        at_blocks, at_slots = self._desk.put(given.sheet, given.blocks[order], slots[order], given.stream)
         done = 0
         for part, count in zip(*(found.tolist() for found in np.unique(parts, return_counts=True)), strict=True):
             start = host.seen_at + host.offset_bytes + part * host.part_bytes
             pool, skip_bytes = DevicePool(start, host.stride_bytes), done * NUMBER_BYTES
-            self._tables.launch(way, pool, at_slots + skip_bytes, at_blocks + skip_bytes, count, stream)
+            self._tables.launch(given, pool, at_slots + skip_bytes, at_blocks + skip_bytes, count)
             done += count
 
 
@@ -121,20 +133,17 @@ class Staged:
         self._pool = DevicePool(scratch, staged_stride(block_bytes))
         self.blocks_max = min(BLOCKS_MAX, scratch_bytes // self._pool.stride_bytes)
 
-    def copy(
-        self, way: str, blocks: Numbers, places: Numbers, host: HostPlaces, stream: Stream, sheet: Sheet | None
-    ) -> None:
-        assert sheet is not None, "no sheet was lent"
-        count = len(blocks)
+    def copy(self, given: Copying) -> None:
+        count, stream = len(given.blocks), given.stream
         rows = np.arange(count)
-        here = host.addresses(places)
+        here = given.host.addresses(given.places)
         there: Addresses = (self._pool.address + rows * self._pool.stride_bytes).astype(np.uint64)
         lengths = np.full(count, self._block_bytes, np.uint64)
-        at_blocks, at_rows = self._desk.put(sheet, blocks, rows, stream)
-        if way == LOAD:
+        at_blocks, at_rows = self._desk.put(given.sheet, given.blocks, rows, stream)
+        if given.way == LOAD:
             self._streams.copy(there, here, lengths, stream, settled=True)
-        self._tables.launch(way, self._pool, at_rows, at_blocks, count, stream)
-        if way == STORE:
+        self._tables.launch(given, self._pool, at_rows, at_blocks, count)
+        if given.way == STORE:
             self._streams.copy(here, there, lengths, stream)
 
 
