@@ -1,14 +1,18 @@
 """A foreign engine's cache on the fake device, and what numpy says must lie in the slots.
 
-The oracle knows nothing of fragments: it takes a block out of each tensor by its axis and writes it down in the order of
-memory.
+The oracle knows nothing of fragments: it takes a block out of each tensor by its axis and writes it down in the order
+of memory.
 """
 
+import atexit
 import ctypes
+import functools
 import math
+import pathlib
 import shutil
+import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +20,9 @@ import pytest
 
 from kvtier.allocator.driver_cuda import CudaDriver
 from kvtier.allocator.lending import lent_memory
+from kvtier.errors import DeviceLost
 from kvtier.kernels.launch import Launch
-from kvtier.kernels.launch_device import DeviceLauncher, Images
+from kvtier.kernels.launch_device import Images
 from kvtier.tiers.foreign.cache import ForeignCache
 from kvtier.tiers.foreign.tensors import ForeignTensor
 from kvtier.tiers.host import HostTier
@@ -155,13 +160,14 @@ class World:
         for n in range(self.layout.tensors):
             every = np.ndarray(self.layout.shape, np.uint32, places, 4 * n * self.layout.tensor_bytes, strides)
             own = np.sort(np.take(every, block, self.layout.block_axis), axis=None)
-            for run in np.split(own, np.flatnonzero(np.diff(own) != item_bytes) + 1):
-                found.append((self.address + int(run[0]), len(run) * item_bytes))
+            runs = np.split(own, np.flatnonzero(np.diff(own) != item_bytes) + 1)
+            found += [(self.address + int(run[0]), len(run) * item_bytes) for run in runs]
         return found
 
     def close(self) -> None:
+        with suppress(DeviceLost):
+            self._undo.close()
         self.host.close()
-        self._undo.close()
 
 
 class Favouring:
@@ -181,13 +187,12 @@ class Favouring:
 
 
 class Telling:
-    """Tells the fake what each launch is going to use, which it cannot see: of one move at a time."""
+    """Tells the fake what each launch is going to use, which it cannot see: of moves of these blocks and slots."""
 
     def __init__(self, world: World, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self._world, self._blocks, self._slots = world, blocks, slots
-        self._launch = DeviceLauncher.launch
 
-    def __call__(self, launcher: DeviceLauncher, launch: Launch, stream_key: int) -> None:
+    def tell(self, launch: Launch) -> None:
         loads = launch.entry == "kv_scatter"
         values = [ctypes.c_uint64(argument.value).value for argument in launch.arguments]
         pool, stride, numbers = (values[2], values[3], (values[1], values[4])) if loads else (*values[:2], values[2::2])
@@ -199,13 +204,19 @@ class Telling:
         told += [(pool + row * stride, self._world.layout.block_bytes, not loads) for row in rows]
         for address, length, writes in told:
             self._world.fake.launch_touches(address, length, writes=writes)
-        self._launch(launcher, launch, stream_key)
 
 
-@pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
+@functools.cache
+def _emulator() -> Emulator:
+    """Built once for all modules."""
+    folder = tempfile.mkdtemp(prefix="kvtier-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Emulator(pathlib.Path(folder))
+
+
+@pytest.fixture
+def images() -> Images:
     """The kernels for the CPU."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed: the device's kernels cannot run on this machine")
-    emulator = Emulator(tmp_path_factory.mktemp("kernels"))
-    return lambda variant: emulator.path(variant).read_bytes()
+    return lambda variant: _emulator().path(variant).read_bytes()

@@ -30,7 +30,13 @@ def lent_memory(driver: MemoryDriver, length_bytes: int) -> Iterator[int]:
         driver.map(addresses, 0, handle)
         undo.callback(driver.unmap, addresses, 0, length_bytes)
         driver.set_access(addresses, 0, length_bytes, write=True)
+        undo.pop_all()
+    try:
         yield addresses.address
+    finally:  # one after the other: a lost device ends it with the first, and the driver's end does the rest
+        driver.unmap(addresses, 0, length_bytes)
+        driver.release(handle)
+        driver.free_range(addresses)
 
 
 @contextmanager

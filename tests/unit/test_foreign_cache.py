@@ -50,7 +50,7 @@ def test_an_array_says_where_it_lies(array: np.ndarray) -> None:
 
 
 def test_an_array_on_a_device_is_known_as_such() -> None:
-    """What lies on the device is taken for host memory; or DLPack's producer waits for a stream that it was not given."""
+    """What lies on the device is taken for host memory; or DLPack's producer waits for a stream of its own."""
     array = VIEWS[0]
     interface = {"shape": (3, 4, 8), "typestr": "<f2", "data": (4096, False), "version": 3}
     dense = ForeignTensor(4096, (3, 4, 8), (64, 16, 2), 2, True)
@@ -60,7 +60,13 @@ def test_an_array_on_a_device_is_known_as_such() -> None:
     there = OnlyDlpack(array, device=2)
     assert tensor_of(there).on_device
     assert there.asked == {"stream": -1}
-    size = {"shape": (3, 4), "is_cuda": True, "data_ptr": lambda: 64, "stride": lambda: (4, 1), "element_size": lambda: 2}
+    size = {
+        "shape": (3, 4),
+        "is_cuda": True,
+        "data_ptr": lambda: 64,
+        "stride": lambda: (4, 1),
+        "element_size": lambda: 2,
+    }
     assert tensor_of(SimpleNamespace(**size)) == ForeignTensor(64, (3, 4), (8, 2), 2, True)
 
 

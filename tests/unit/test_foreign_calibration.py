@@ -89,7 +89,9 @@ def test_a_clock_that_says_nothing_leaves_it_to_the_rule(
 ) -> None:
     """What is chosen follows from noise, or from the order of a dictionary."""
     for seconds in (0.0, -1.0):
-        choice = choose(way, fragment_bytes, 1, {name: float(place) for place, name in enumerate(names)} | {names[-1]: seconds})
+        choice = choose(
+            way, fragment_bytes, 1, {name: float(place) for place, name in enumerate(names)} | {names[-1]: seconds}
+        )
         assert (choice.method, choice.why, choice.gigabytes_per_s) == (method, "rule", {})
     assert choose(way, fragment_bytes, 1, {"pieces": 0.0}).why == "only"
 
@@ -168,7 +170,7 @@ def test_a_device_without_room_for_staging_says_so(
 ) -> None:
     """An engine that has taken all memory but a few pages cannot start."""
     monkeypatch.setattr(kernel_kit, "SCRATCH_BYTES", 2048 * GRANULE_BYTES)
-    world, pages = make(ManualClock())
+    _, pages = make(ManualClock())
     assert "blocks are not staged on the device: " in pages.notes[0]
     assert pages.choices["load", 0].method == "direct"
 
@@ -178,7 +180,7 @@ def test_memory_that_is_not_registered_is_not_read_by_kernels(
 ) -> None:
     """A kernel follows an address that the device does not know: the context is lost."""
     device.fault("cuMemHostRegister_v2", 1)  # CUDA_ERROR_INVALID_VALUE, for the slots
-    world, pages = make(Favouring(device, pieces=3.0, direct=0.5, staged=2.0))
+    _, pages = make(Favouring(device, pieces=3.0, direct=0.5, staged=2.0))
     assert "the host's memory is not registered, and copied more slowly" in pages.notes[0]
     assert {choice.method for choice in pages.choices.values()} == {"staged"}
 
@@ -188,7 +190,7 @@ def test_memory_that_somebody_registered_serves_as_well(
 ) -> None:
     """The tier has registered its slots: they count as unregistered, or are unregistered under it."""
     device.fault("cuMemHostRegister_v2", 712)  # CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
-    world, pages = make(Favouring(device, pieces=3.0, direct=0.5, staged=2.0))
+    _, pages = make(Favouring(device, pieces=3.0, direct=0.5, staged=2.0))
     assert pages.notes == ()
     assert {choice.method for choice in pages.choices.values()} == {"direct"}
     before = device.calls("cuMemHostUnregister")
@@ -198,7 +200,7 @@ def test_memory_that_somebody_registered_serves_as_well(
 
 def test_fragments_that_kernels_cannot_read_go_in_pieces(make: Callable[..., tuple[World, ForeignPages]]) -> None:
     """A cache of rows that are no multiple of 16 bytes is refused, or misread."""
-    world, pages = make(ManualClock(), UNALIGNED)
+    _, pages = make(ManualClock(), UNALIGNED)
     assert "fragments of 24 bytes are copied in pieces: fragment_bytes 24: kernels need" in pages.notes[0]
     assert pages.choices["load", 0].why == "only"
 
