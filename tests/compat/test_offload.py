@@ -108,6 +108,88 @@ def test_stores_of_other_parallel_sizes_are_not_shared(make, vllm_bench, tmp_pat
     assert looks(make([vllm_bench.host(8, 2), disk(tmp_path)], chunk=2), keys) == 0
 
 
+def pages_for(layers, slab):
+    """What an adapter for a device would hand in, on host memory."""
+    from kvtier.engine.foreign_pages import ForeignPages
+    from kvtier.tiers.foreign.cache import ForeignCache
+    from kvtier.tiers.foreign.places import HostPlaces
+
+    slots = slab.memory.numel() // slab.stride_bytes
+    geometry = (slab.stride_bytes, slots, slab.offset_bytes, slab.part_bytes, slab.parts)
+    return ForeignPages.on_host(
+        [ForeignCache.of(layers, blocks=len(layers[0]))], HostPlaces(slab.memory.data_ptr(), *geometry)
+    )
+
+
+@pytest.mark.parametrize(("ranks", "chunk"), [(1, 1), (2, 3)])
+def test_pages_of_a_foreign_engine_copy_the_same(make, vllm_bench, ranks, chunk):
+    """Blocks that torch has stored come back otherwise through the copies that a device's adapter is built on."""
+    bench = make([vllm_bench.host(8, chunk, ranks)], ranks=ranks, chunk=chunk)
+    keys = vllm_bench.keys_of(1, 5)
+    bench.store(keys[:3])
+    for worker in bench.workers:
+        worker.shutdown()
+        worker._copies_for, worker._mapped_path = pages_for, ""
+    bench.store(keys)
+    context = request()
+    assert bench.found(context, keys) == 5
+    assert bench.wrong(keys, bench.load(context, keys)) == []
+    bench.manager.on_request_finished(context)
+    for worker in bench.workers:
+        worker.shutdown()
+
+
+class LateCopies:
+    """`BlockCopies` of a device: over when it is said."""
+
+    def __init__(self):
+        self.begun, self.over, self.joined, self.closed = {}, [], [], False
+
+    def begin(self, move_id, kind, blocks, places):
+        self.begun[move_id] = kind, blocks, places
+
+    def finished(self):
+        over, self.over = self.over, []
+        return over
+
+    def join(self, move_ids):
+        self.joined += move_ids
+
+    def close(self):
+        self.closed = True
+
+
+def test_copies_that_end_later_are_told_later(make, vllm_bench):
+    """vLLM takes a block for loaded while a device still copies it; or a failed copy for one that went well."""
+    from vllm.v1.kv_offload.base import GPULoadStoreSpec
+
+    from kvtier.errors import DeviceLost, KvtierError
+    from kvtier.types import DONE, BatchDone, Outcome, Status
+
+    bench = make([vllm_bench.host(8, 2)], chunk=2)
+    keys, context, (worker,), late = vllm_bench.keys_of(1, 2), request(), bench.workers, LateCopies()
+    worker._copies_for = lambda layers, slab: late
+    specs = bench.manager.prepare_store(keys, context).store_spec, GPULoadStoreSpec([9, 4, 6], [3], [1])
+    assert worker.submit_store(7, specs[1], specs[0])
+    slots = specs[0].slots
+    assert late.begun == {7: ("store", [9, 4, 6], [slots[0] * 2 + 1, slots[1] * 2, slots[1] * 2 + 1])}
+    assert worker.get_finished() == []
+    worker.wait({7})
+    assert late.joined == [7]
+    late.over.append(BatchDone(7, (DONE,) * 3))
+    (told,) = worker.get_finished()
+    assert (told.job_id, told.success, told.transfer_size) == (7, True, 3 * 3 * vllm_bench.PAGE_BYTES)
+    for status, error in ((Status.FAILED, KvtierError), (Status.DEVICE_LOST, DeviceLost)):
+        assert worker.submit_load(8, specs[0], specs[1])
+        late.over.append(BatchDone(8, (DONE, Outcome(status, detail="refused"), DONE)))
+        with pytest.raises(error, match="job 8: refused"):
+            worker.get_finished()
+    worker.shutdown()
+    assert late.closed
+    bench.manager.complete_store(keys, context, False)
+    bench.manager.on_request_finished(context)
+
+
 # ---------------------------------------------------------------- what a lookup promises
 
 

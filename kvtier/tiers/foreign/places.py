@@ -1,7 +1,7 @@
 """HostPlaces: where blocks lie in slots of host memory that a device copies from and to.
 
 A slot may hold several blocks side by side, its *parts*: vLLM's chunks are such slots, each rank with parts of its own.
-Place p is part p % parts of slot p // parts.
+Place p is part p % parts of slot p // parts. The memory is the caller's, and must stay as long as copies use it.
 Units: bytes, slots, places; addresses as integers.
 """
 
