@@ -39,7 +39,8 @@ class Card:
             self._device = self.calls("cuDeviceGet", device)
             self.streams = self.driver.streams
             self.stream = self.streams.make_stream()
-            self.launcher = DeviceLauncher(self.calls, images or images_for(self.architecture))
+            self.images = images or images_for(self.architecture)
+            self.launcher = DeviceLauncher(self.calls, self.images)
             self._marks = [self.timed_event() for _ in range(2)]
             undo.pop_all()
 

@@ -3,6 +3,7 @@
 Owns no state. Finds: bytes that do not survive the way down and up through poisoned destinations, by any method.
     batch    one `Streams.copy`, which is what the tier does      loop     one asynchronous copy per block
     kernel   gather and scatter kernels that read and write pinned memory themselves
+Blocks of foreign caches, which lie there in fragments, are measured by `fragments`.
 The peak is the best single copy of `copy_bytes` in this run. Times are the device's, from an idle stream's first order
 to its last; methods take turns, and figures are medians. Units: GB/s (10**9 bytes), microseconds.
 """
@@ -19,6 +20,7 @@ from kvtier.allocator.streams import Addresses
 from kvtier.kernels import launch_blocks
 from kvtier.kernels.launch import DeviceFragments, DevicePool, fragment_records
 from kvtier.testing.gpu_check.card import Bytes, Card, Desk
+from kvtier.testing.gpu_check.fragments import measure_fragments
 from kvtier.testing.gpu_check.record import Record
 
 MIB = 1 << 20
@@ -46,6 +48,7 @@ def measure(card: Card, record: Record) -> None:
         for way in (UP, DOWN):
             record.measured(f"peak, {way}", peak[way], "GB/s")
         _submit(Blocks(card, host, device, Desk(card, desk, desk_bytes), AIMED_BYTES), record)
+    measure_fragments(card, record)
     if not card.streams.has_batches:
         record.notes.append("this driver has no cuMemcpyBatchAsync (CUDA 12.8): `batch` is a loop inside kvtier")
     shares = {size: min(speed / peak[way] for way, speed in both.items()) for size, both in speeds.items()}

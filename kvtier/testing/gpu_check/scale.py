@@ -14,6 +14,7 @@ class Scale:
     copy_bytes: int  # per measured copy, at most
     copy_pieces: int  # per measured copy, at most
     block_bytes: tuple[int, ...]
+    fragment_bytes: tuple[int, ...]  # of a foreign cache
     submit_pieces: int
     heads: tuple[int, int]  # of queries, of KV
     head_dims: tuple[int, ...]
@@ -38,6 +39,7 @@ FULL = Scale(
     copy_bytes=256 * MIB,
     copy_pieces=16384,
     block_bytes=tuple(4 * KIB << n for n in range(11)),  # 4 KiB to 4 MiB
+    fragment_bytes=(1 * KIB, 2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 24 * KIB, 28 * KIB, 32 * KIB, 64 * KIB),
     submit_pieces=1024,
     heads=(32, 8),
     head_dims=(64, 96, 128, 192, 256),
@@ -62,6 +64,7 @@ QUICK = Scale(
     copy_bytes=64 * MIB,
     copy_pieces=4096,
     block_bytes=(16 * KIB, 64 * KIB, 1 * MIB, 4 * MIB),
+    fragment_bytes=(2 * KIB, 8 * KIB, 28 * KIB, 64 * KIB),
     submit_pieces=1024,
     heads=(32, 8),
     head_dims=(64, 128),

@@ -10,6 +10,7 @@ The rule, from what others measured (an H100 and its link: batches of pieces giv
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +78,8 @@ class Trial:
         self._streams, self._clock, self._cache, self._sheets = streams, clock, cache, sheets
         self._stride_bytes = page_aligned(cache.block_bytes)
         self._count = max(1, min(cache.blocks, TRIAL_BYTES // self._stride_bytes))
-        self._blocks: Numbers = np.arange(self._count) * (cache.blocks // self._count)
+        # Backwards, so that blocks and places that are taken for each other show.
+        self._blocks: Numbers = np.arange(self._count)[::-1] * (cache.blocks // self._count)
 
     @property
     def memory_bytes(self) -> int:
@@ -99,8 +101,9 @@ class Trial:
         """
         host = HostPlaces(memory.ctypes.data, self._stride_bytes, self._count, 0, self._stride_bytes, seen_at=seen_at)
         bench = _Bench(self, host, memory.reshape(self._count, -1)[:, : self._cache.block_bytes], lanes)
-        problems = list(bench.leave_out())
-        return bench.times(), problems
+        with bench.on_loan():
+            problems = list(bench.leave_out())
+            return bench.times(), problems
 
     def copy(self, method: Method, way: str, host: HostPlaces, stream: Stream) -> None:
         """All of the trial's blocks, and wait for that."""
@@ -124,7 +127,7 @@ class Trial:
 
 
 class _Bench:
-    """One run: what the blocks hold, and the methods that give just that."""
+    """One run: blocks with bytes that tell them apart, and the methods that bring just these."""
 
     def __init__(
         self,
@@ -137,8 +140,18 @@ class _Bench:
         self._streams = {way: lanes[way][0] for way in WAYS}
         self._methods = {way: list(lanes[way][1]) for way in WAYS}
         self._pieces = {way: self._methods[way][0] for way in WAYS}
+        self._wanted = np.random.default_rng(0).integers(0, 256, payload.shape, np.uint8)
+
+    @contextmanager
+    def on_loan(self) -> Iterator[None]:
+        """The blocks hold what is wanted, and afterwards what they held before."""
         self._move(self._pieces[STORE], STORE)
-        self._wanted = payload.copy()
+        before = self._payload.copy()
+        try:
+            self._bring(self._wanted)
+            yield
+        finally:
+            self._bring(before)
 
     def leave_out(self) -> Iterator[str]:
         """Let each method copy to poisoned places, and drop what fails there."""
@@ -164,14 +177,13 @@ class _Bench:
         }
 
     def _problem(self, method: Method, way: str) -> str:
-        """What is wrong with it. The blocks hold afterwards what they held before."""
+        """What is wrong with it. The blocks hold what is wanted before and afterwards."""
         try:
             if way == STORE:
                 self._payload[:] = POISON
                 self._move(method, STORE)
                 return self._difference()
-            self._payload[:] = POISON
-            self._move(self._pieces[LOAD], LOAD)
+            self._bring(np.full_like(self._wanted, POISON))
             self._payload[:] = self._wanted
             self._move(method, LOAD)
             self._payload[:] = POISON
@@ -183,11 +195,15 @@ class _Bench:
             return str(error)
         finally:
             if way == LOAD:
-                self._payload[:] = self._wanted
-                self._move(self._pieces[LOAD], LOAD)
+                self._bring(self._wanted)
 
     def _difference(self) -> str:
         return "" if np.array_equal(self._payload, self._wanted) else "it gives other bytes than pieces"
+
+    def _bring(self, payload: NDArray[np.uint8]) -> None:
+        """Let the blocks hold this."""
+        self._payload[:] = payload
+        self._move(self._pieces[LOAD], LOAD)
 
     def _move(self, method: Method, way: str) -> None:
         self._trial.copy(method, way, self._host, self._streams[way])
