@@ -284,6 +284,8 @@ def test_a_step_and_its_moves_in_the_right_order(method: str, told: Callable[...
     assert engine.pages.finished() == []
     engine.fake.go_on()
     assert [o.status for o in engine.end()[0].outcomes] == [Status.DONE] * 2
+    assert engine.kernel(5, writes=False) == 0  # the last of a request that gives the block up
+    engine.follow()
     engine.start("load", [2, 5], [1, 4])
     engine.pages.wait(engine.stream)
     assert engine.kernel(2, writes=False) == engine.kernel(5, writes=True) == 0
@@ -334,6 +336,17 @@ def test_a_kernel_that_does_not_wait_for_its_load_is_caught(
         engine.pages.wait(engine.stream, store if waits == "for the store" else load)
     fails = waits in ("for nothing", "for the store")
     assert engine.kernel(5, writes=False) == (LAUNCH_FAILED if fails else 0)
+
+
+def test_all_loads_are_waited_for(make: Callable[..., Engine], device: FakeCuda) -> None:
+    """Attention starts when the first of several loads is there."""
+    engine = make("pieces", SMALL)
+    engine.follow()
+    engine.start("load", [2], [1])
+    engine.start("load", [5], [4])
+    engine.pages.wait(engine.stream)
+    assert engine.kernel(2, writes=False) == engine.kernel(5, writes=False) == 0
+    assert device.report == ""
 
 
 def test_a_load_waits_for_its_own_move_alone(make: Callable[..., Engine], device: FakeCuda) -> None:
