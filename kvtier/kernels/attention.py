@@ -104,8 +104,11 @@ def merge(parts: F32, log_sums: F32) -> tuple[F32, F32]:
     """Merge results of the same queries over disjoint tokens.
 
     parts: [parts, ..., head_dim], each normalised; log_sums: [parts, ...]. Returns results [..., head_dim] and their
-    log-sum-exp [...]. A part whose log-sum-exp is -inf saw nothing and is not read.
+    log-sum-exp [...]. A part whose log-sum-exp is -inf saw nothing and is not read. Raises UsageError if the shapes do
+    not belong together.
     """
+    if parts.shape[:-1] != log_sums.shape or not len(parts):
+        raise UsageError(f"parts {parts.shape} and log-sum-exps {log_sums.shape}: one is wanted for each row of a part")
     largest = np.fmax.reduce(log_sums.astype(np.float64), axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         weights = np.where(np.isneginf(log_sums), 0.0, np.exp(log_sums - largest))

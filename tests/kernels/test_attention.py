@@ -83,6 +83,26 @@ def test_partial_results_merge() -> None:
     assert np.allclose(merged_log_sums, whole_log_sums[:rows], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_merged_results_are_of_the_engines_dtype(dtype: str) -> None:
+    """A merged result is read as another dtype, is rounded before it is summed, or torch's tensors are refused."""
+    parts = torch.tensor([[[[1.0, 3.0]]], [[[2.0, 1.0]]]])
+    log_sums = torch.log(torch.tensor([[[1.0]], [[3.0]]]))
+    merged, merged_log_sums = ReferenceKernels().merge(parts, log_sums, dtype)
+    assert to_float(merged, dtype)[0, 0].tolist() == pytest.approx([1.75, 1.5])
+    assert merged_log_sums == pytest.approx(np.log(4.0))
+    assert merged.dtype == {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[dtype]
+
+
+def test_parts_that_do_not_belong_together_are_refused() -> None:
+    """Log-sum-exps of other rows, or of one part less, are spread over all by broadcasting."""
+    for log_sums in (np.zeros((2, 3), np.float32), np.zeros((1, 3, 4), np.float32)):
+        with pytest.raises(UsageError, match=r"parts \(2, 3, 4, 8\) and log-sum-exps"):
+            merge(np.zeros((2, 3, 4, 8), np.float32), log_sums)
+    with pytest.raises(UsageError, match=r"parts \(0, 3, 8\)"):
+        merge(np.zeros((0, 3, 8), np.float32), np.zeros((0, 3), np.float32))
+
+
 def test_tensors_are_taken_as_they_are() -> None:
     """A caller with torch gets an error, or a copy, or bfloat16 read as integers."""
     case = world(2, "bfloat16", 64)
