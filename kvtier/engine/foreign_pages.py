@@ -176,8 +176,8 @@ class ForeignPages:
     def finished(self) -> list[BatchDone]:
         """See `Mover`. A block is DONE, FAILED, or DEVICE_LOST; its bytes are nobody's any more then."""
         self._lifetime.expect()
-        for moving in self._moving.values():
-            while moving and self._is_over(moving[0]):
+        for kind, moving in self._moving.items():
+            while moving and self._is_over(moving[0], kind):
                 self._end(moving.popleft())
         ended, self._ended = self._ended, []
         return ended
@@ -236,29 +236,33 @@ class ForeignPages:
             moving.tails += [(end, host.part_bytes - block_bytes) for end in ends.tolist()]
 
     def _mark(self, moving: _Moving, kind: str) -> None:
-        """An event behind the move's copies; without one, which only a failing driver refuses, wait for them."""
-        stream, event = self._copies.streams[kind], moving.event
-        assert event is not None
+        """An event behind the move's copies."""
+        assert moving.event is not None
         try:
-            self._streams.record(event, stream)
+            self._streams.record(moving.event, self._copies.streams[kind])
         except KvtierError as error:
-            moving.outcomes = [failure(error)] * len(moving.outcomes)
-            with suppress(KvtierError):
-                self._streams.finish(stream)
+            self._break(moving, kind, error)
             self._end(moving)
-            return
-        self._moving[kind].append(moving)
+        else:
+            self._moving[kind].append(moving)
 
-    def _is_over(self, moving: _Moving) -> bool:
+    def _is_over(self, moving: _Moving, kind: str) -> bool:
         assert moving.event is not None
         try:
             self._streams.bind_thread()
             if not self._streams.is_done(moving.event):
                 return False
             self._streams.drop_event(moving.event)
-        except KvtierError as error:  # the device's end is the end of all its copies
-            moving.outcomes = [failure(error)] * len(moving.outcomes)
+        except KvtierError as error:
+            self._break(moving, kind, error)
         return True
+
+    def _break(self, moving: _Moving, kind: str, error: KvtierError) -> None:
+        """A driver that fails does not tell when these copies end: wait for its stream. A lost device ends them all."""
+        moving.outcomes = [failure(error)] * len(moving.outcomes)
+        if not isinstance(error, DeviceLost):
+            with suppress(KvtierError):
+                self._streams.finish(self._copies.streams[kind])
 
     def _end(self, moving: _Moving) -> None:
         zero(moving.tails)

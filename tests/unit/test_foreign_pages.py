@@ -338,6 +338,22 @@ def test_a_kernel_that_does_not_wait_for_its_load_is_caught(
     assert engine.kernel(5, writes=False) == (LAUNCH_FAILED if fails else 0)
 
 
+@pytest.mark.parametrize("method", WAYS)
+def test_both_ways_at_once(method: str, make: Callable[..., Engine], device: FakeCuda) -> None:
+    """A load's numbers or blocks lie on the device where those of a store are still needed."""
+    engine = make(method, SMALL)
+    world = engine.world
+    engine.follow()
+    device.hold()
+    payload = world.fill(6, 6)
+    moves = engine.start("store", [1, 2], [1, 2]), engine.start("load", [4], [6])
+    device.go_on()
+    assert sorted(done.batch_id for done in engine.end()) == [*moves]
+    assert device.report == ""
+    assert [world.slot(slot)[: SMALL.block_bytes] for slot in (1, 2)] == [world.block(1), world.block(2)]
+    assert world.block(4, world.get()) == payload
+
+
 def test_all_loads_are_waited_for(make: Callable[..., Engine], device: FakeCuda) -> None:
     """Attention starts when the first of several loads is there."""
     engine = make("pieces", SMALL)
@@ -491,7 +507,7 @@ def test_a_kernel_that_is_refused_is_given_up_for_pieces(
         assert engine.world.block(4, engine.world.get()) == payloads[2]
 
 
-@pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord"])
+@pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventQuery"])
 def test_a_move_without_an_event_has_failed(call: str, make: Callable[..., Engine], device: FakeCuda) -> None:
     """A move is never answered, or answered while its copies run."""
     engine = make("pieces")
