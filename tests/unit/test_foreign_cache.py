@@ -1,5 +1,6 @@
 """Where a foreign engine's blocks lie, as its tensors say; what cannot be is refused with both numbers."""
 
+import ctypes
 import re
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from kvtier.errors import UsageError
 from kvtier.tiers.foreign.cache import FRAGMENTS_MAX, ForeignCache, ForeignFragment
 from kvtier.tiers.foreign.places import HostPlaces
-from kvtier.tiers.foreign.tensors import ForeignTensor, tensor_of
+from kvtier.tiers.foreign.tensors import ForeignTensor, _DlTensor, tensor_of
 
 
 def refused(problem: str) -> "pytest.RaisesExc[UsageError]":
@@ -68,6 +69,27 @@ def test_an_array_on_a_device_is_known_as_such() -> None:
         "element_size": lambda: 2,
     }
     assert tensor_of(SimpleNamespace(**size)) == ForeignTensor(64, (3, 4), (8, 2), 2, True)
+
+
+class Capsule:
+    """A DLPack array of 3 x 4 pairs of bytes on a device, 64 bytes behind where its memory starts, without strides."""
+
+    def __init__(self) -> None:
+        self._shape = (ctypes.c_int64 * 2)(3, 4)
+        self._tensor = _DlTensor(4096, 2, 0, 2, 2, 16, 1, self._shape, None, 64)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: int) -> object:
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return make(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+def test_a_capsule_is_read_as_dlpack_says() -> None:
+    """The offset of a capsule is left out, or one without strides is followed to address 0."""
+    assert tensor_of(Capsule()) == ForeignTensor(4096 + 64, (3, 4), (8, 2), 2, True)
 
 
 def test_what_is_no_tensor_is_refused() -> None:
