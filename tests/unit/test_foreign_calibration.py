@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kvtier.kernels.launch_device import DeviceLauncher, Images
 from kvtier.kernels.source import Variant
 from kvtier.tiers.foreign import kernel_kit
 from kvtier.tiers.foreign.calibration import MARGIN, THRESHOLD_BYTES, choose
+from kvtier.tiers.foreign.opening import opened_on
 from kvtier.tiers.foreign.places import HostPlaces
 from tests.fakecuda.fake import GRANULE_BYTES, FakeCuda, fake_cuda
 from tests.foreign_world import LAYOUTS, Favouring, Layout, World, images
@@ -213,6 +215,21 @@ def test_nothing_can_be_measured_without_pinned_memory(
     _, pages = make(ManualClock())
     assert "nothing was measured" in pages.notes[0]
     assert pages.choices["load", 0].why == "rule"
+
+
+def test_all_of_it_goes_with_the_stack(device: FakeCuda, images: Images) -> None:
+    """On a driver that lives on, memory stays taken or registered after the copies have gone."""
+    world = World(device, LAYOUTS[0])
+    used_bytes = device.used_bytes
+    with ExitStack() as undo:
+        places = HostPlaces.of_tier(world.host)
+        opened_on(world.driver, [world.cache], places, clock=ManualClock(), images=images, undo=undo, notes=[])
+        assert device.used_bytes > used_bytes
+    assert device.used_bytes == used_bytes
+    assert device.calls("cuMemHostUnregister") == device.calls("cuMemHostRegister_v2") == 3
+    assert device.calls("cuModuleUnload") == device.calls("cuModuleLoadData") == 1
+    assert device.calls("cuStreamDestroy_v2") == 2
+    world.close()
 
 
 def do_nothing(launcher: DeviceLauncher, launch: object, stream_key: int) -> None: ...
