@@ -293,6 +293,9 @@ def stream_key(stream: Any) -> int:
         if isinstance(key, int):
             return key
     try:
-        return int(stream)
+        key = None if isinstance(stream, bool | str | bytes | float) else int(stream)
     except Exception:  # noqa: BLE001  it is the value's own code that runs
-        raise UsageError(f"stream is {stream!r:.80}; pass a stream of torch, CuPy or the CUDA bindings") from None
+        key = None
+    if key is None:
+        raise UsageError(f"stream is {stream!r:.80}; pass a stream of torch, CuPy or the CUDA bindings")
+    return key

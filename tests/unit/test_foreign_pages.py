@@ -432,7 +432,7 @@ def test_mistakes_are_told_and_copy_nothing(make: Callable[..., Engine], device:
     with pytest.raises(UsageError, match="move 2 is under way already"):
         engine.pages.begin(2, "store", [1], [1])
     assert len(engine.end()) == 2
-    for no_stream in (None, "stream", object()):
+    for no_stream in (None, "stream", "7", True, 1.5, object()):
         with pytest.raises(UsageError, match="pass a stream of torch, CuPy or the CUDA bindings"):
             engine.pages.wait(no_stream)
     with pytest.raises(UsageError, match="pass the event that you have recorded"):
