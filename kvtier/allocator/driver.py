@@ -105,6 +105,10 @@ class MemoryDriver(Protocol):
         """
         ...
 
+    def has_views(self, addresses: Range) -> bool:
+        """Whether a view of the range, or anything made of one, is still alive: it would see what is mapped next."""
+        ...
+
     def close(self) -> None:
         """Undo everything that is left. Idempotent; does nothing in a forked child."""
         ...

@@ -162,6 +162,11 @@ class CudaDriver:
             pages = self._pages[addresses] = DevicePages(addresses.address, addresses.length_bytes)
         return array_over(pages, self._device.number)
 
+    def has_views(self, addresses: Range) -> bool:
+        """Whether an array over the range lives."""
+        self._ledger.expect_range("has_views", addresses)
+        return addresses in self._pages
+
     def register(self, address: int, length_bytes: int) -> None:
         """Pin host memory; see `SupportsPinning.register`."""
         self._lifetime.expect()

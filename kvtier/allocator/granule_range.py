@@ -21,6 +21,7 @@ class GranuleRange:
         """Reserve them. The driver stays the caller's."""
         self._driver = driver
         self._granule_bytes = driver.granule_bytes
+        self.granules = granules
         self._range = driver.reserve(granules * driver.granule_bytes)
 
     @property
@@ -32,14 +33,19 @@ class GranuleRange:
         """uint8 array over the whole range, zero-copy; only attached granules may be indexed."""
         return self._driver.view(self._range)
 
-    def attach(self, arriving: Mapping[int, Handle], undo: ExitStack) -> None:
+    @property
+    def has_views(self) -> bool:
+        """Whether somebody still holds a view: it would see what is attached next."""
+        return self._driver.has_views(self._range)
+
+    def attach(self, arriving: Mapping[int, Handle], undo: ExitStack, *, write: bool = True) -> None:
         """Map granules, ascending, and open each run of them in one call; `undo` unmaps them again, one by one."""
         size = self._granule_bytes
         for granule, handle in arriving.items():
             self._driver.map(self._range, granule * size, handle)
             undo.callback(self._driver.unmap, self._range, granule * size, size)
         for run in runs(arriving):
-            self._driver.set_access(self._range, run.start * size, len(run) * size, write=True)
+            self._driver.set_access(self._range, run.start * size, len(run) * size, write=write)
 
     def detach(self, run: range) -> None:
         """Unmap a run in one call."""

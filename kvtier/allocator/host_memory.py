@@ -23,6 +23,7 @@ PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 MEMINFO = Path("/proc/meminfo")
 OWN_GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
+MAP_COUNT = Path("/proc/sys/vm/max_map_count")
 
 _ADDRESS = ctypes.c_void_p  # a plain int would be cut to 32 bits
 _LENGTH = ctypes.c_size_t
@@ -103,6 +104,11 @@ def available_bytes() -> int:
     """Memory that can be taken without swapping: what the kernel has, or what a control group leaves if less."""
     machine_bytes = _fields(MEMINFO)["MemAvailable"] * 1024  # the kernel counts in kB
     return max(0, min([machine_bytes, *_group_rests()]))
+
+
+def mappings_max() -> int:
+    """How many separate mappings a process may have; consecutive parts of a file at consecutive addresses are one."""
+    return int(MAP_COUNT.read_text())
 
 
 def _group_rests() -> list[int]:

@@ -82,6 +82,17 @@ class Arena:
         """Whether the slot may be used."""
         return 0 <= slot < self.geometry.slots and all(g in self._mapped for g in self.geometry.granules_of(slot))
 
+    def memory_of(self, slots: Iterable[int]) -> list[Handle]:
+        """The memory of slots, granule by granule, in the order of the slots. It stays the arena's.
+
+        Raises InvariantError for a slot that must not be used.
+        """
+        self._expect_awake()
+        wanted = list(slots)
+        if not all(map(self.is_mapped, wanted)):
+            raise InvariantError(f"arena: slots {wanted} do not all have memory")
+        return [self._mapped[granule] for slot in wanted for granule in self.geometry.granules_of(slot)]
+
     def array(self) -> Any:
         """uint8 array [slots_reserved, stride_bytes], zero-copy. Only mapped slots may be indexed."""
         self._lifetime.expect()

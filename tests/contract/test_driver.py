@@ -53,6 +53,18 @@ class TestMemfdDriver(DriverContract, StreamContract):
         view[size:] = 4
         assert peek(driver, addresses.address + 2 * size - 1) == [4]
 
+    def test_it_knows_whether_somebody_looks(self, driver: MemfdDriver) -> None:
+        """A range is given to another sequence while an array over a part of it still lives."""
+        addresses = driver.reserve(2 * driver.granule_bytes)
+        assert not driver.has_views(addresses)
+        part = memoryview(driver.view(addresses)[3:].view("uint8"))[5:]
+        assert driver.has_views(addresses)
+        del part
+        assert not driver.has_views(addresses)
+        driver.free_range(addresses)
+        with pytest.raises(DriverError):
+            driver.has_views(addresses)
+
     def test_memory_goes_back_to_the_machine(self, driver: MemfdDriver) -> None:
         """Released memory stays in the file: a shrink would free nothing."""
         size = driver.granule_bytes
