@@ -64,6 +64,8 @@ def _load(sources: Sources, environ: Mapping[str, str]) -> Config:
     model = None if section is None else _model(section, tiers, environ, problems)
     if model and limits:
         rules.check_sizes(model, tiers, limits, problems)
+    if model:
+        rules.check_sequence_views(model, tiers, problems)
     if model and prefetch:
         rules.check_prefetch(model, tiers, prefetch, problems)
     if problems or not (section and model and prefetch and limits):

@@ -7,7 +7,7 @@ Units: bytes; a block's bytes are its stride, whole pages of 4 KiB as on host an
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil
+from math import ceil, gcd
 from pathlib import Path
 
 from kvtier.blocks.algorithms import HASHES
@@ -24,7 +24,7 @@ from kvtier.config.schema import (
 )
 from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
-from kvtier.types import ModelSpec
+from kvtier.types import PAGE_BYTES, ModelSpec
 
 BLOCKS_MIN = 2  # with a single slot nothing can be kept while something is filled
 
@@ -108,6 +108,23 @@ def check_sizes(
         problems.append(_too_small("limits.queue", limits.queue_bytes, 1, largest, model))
 
 
+def check_sequence_views(model: ModelSpec, tiers: Sequence[TierConfig], problems: list[ConfigError]) -> None:
+    """Refuse what cannot be mapped token behind token. A device has larger pages, which are known when it is opened."""
+    if not any(isinstance(tier, GpuTierConfig) and tier.sequence_views for tier in tiers):
+        return
+    path, specs = "tiers[0].sequence_views", block_specs(model)
+    if model.layout != "token_major":
+        problem = f"in layout {model.layout} a layer's tokens of one block do not lie beside those of the next"
+        problems.append(ConfigError(path, problem, "Use model.layout: token_major, or leave it out."))
+    lengths = {spec.block_bytes: spec.group for spec in specs}
+    if len(lengths) > 1:
+        problem = f"groups have blocks of {' and '.join(map(str, sorted(lengths)))} bytes, and slots are all as long"
+        problems.append(ConfigError(path, problem, "Choose block_tokens that make them equal, or leave it out."))
+    for block_bytes, group in lengths.items():
+        if block_bytes % PAGE_BYTES:
+            problems.append(_not_whole_pages(path, block_bytes, model.groups[group].block_tokens))
+
+
 def check_prefetch(
     model: ModelSpec, tiers: Sequence[TierConfig], prefetch: PrefetchConfig, problems: list[ConfigError]
 ) -> None:
@@ -137,6 +154,12 @@ def _too_small(path: str, have_bytes: int, blocks: int, spec: BlockSpec, model: 
         f"{readable_bytes(spec.stride_bytes)} ({_block_terms(spec, model)})"
     )
     return ConfigError(path, problem, f"Use at least {readable_bytes(need_bytes, up=True)}, or fewer block_tokens.")
+
+
+def _not_whole_pages(path: str, block_bytes: int, block_tokens: int) -> ConfigError:
+    tokens = PAGE_BYTES // gcd(block_bytes // block_tokens, PAGE_BYTES)
+    problem = f"a block of {block_bytes} bytes is not whole pages of {PAGE_BYTES}, which memory is mapped in"
+    return ConfigError(path, problem, f"Use block_tokens: {tokens} or a multiple of it, or leave it out.")
 
 
 def _block_terms(spec: BlockSpec, model: ModelSpec) -> str:

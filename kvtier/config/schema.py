@@ -106,6 +106,7 @@ class GpuTierConfig(_Tier):
     """The slots that attention reads. device: `host`, `cuda`, `cuda:1`...; `auto` is host memory in this version.
 
     capacity_max: the addresses reserved, up to which `resize` can grow the tier; by default its capacity.
+    sequence_views: slots can be shown one behind the other; for layout token_major.
     """
 
     type: Literal["gpu"] = Field(default="gpu", examples=["gpu"])
@@ -114,6 +115,7 @@ class GpuTierConfig(_Tier):
         default_factory=lambda found: found.get("capacity_bytes", 0), validation_alias="capacity_max", examples=["1GiB"]
     )
     device: Device = Field(default="auto", examples=["auto"])
+    sequence_views: Flag = Field(default=False, examples=["true"])
 
 
 class HostTierConfig(_Tier):

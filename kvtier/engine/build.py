@@ -132,6 +132,7 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
                 capacity_bytes=config.capacity_bytes,
                 capacity_max_bytes=config.capacity_max_bytes,
                 length_bytes_max=length_bytes_max,
+                sequence_views=config.sequence_views,
             )
         from kvtier.tiers.gpu import GpuTier
 
@@ -140,6 +141,7 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
             capacity_bytes=config.capacity_bytes,
             capacity_max_bytes=config.capacity_max_bytes,
             length_bytes_max=length_bytes_max,
+            sequence_views=config.sequence_views,
         )
     if isinstance(config, HostTierConfig):
         from kvtier.tiers.host import HostTier

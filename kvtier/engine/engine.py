@@ -122,13 +122,22 @@ class Engine:
         if os.getpid() == self._pid:
             self._inbox.put(lambda: verb(self._core, self._clock.now()))
 
-    def once_passed(self, fence: Any, verb: Callable[[Core, float], None]) -> None:
-        """Run a verb on the engine's thread once a fence has passed; None: once all made so far have."""
+    def once_passed(
+        self, fence: Any, verb: Callable[[Core, float], None], *, first: Callable[[], None] | None = None
+    ) -> None:
+        """Run a verb on the engine's thread once a fence has passed; None: once all made so far have.
+
+        first: to be done before, on the thread that waits for fences.
+        """
 
         def then(lost: bool) -> None:
-            if lost:
-                self._inbox.put(self._core.lose_device)
-            self._inbox.put(lambda: verb(self._core, self._clock.now()))
+            try:
+                if first is not None:
+                    first()
+            finally:
+                if lost:
+                    self._inbox.put(self._core.lose_device)
+                self._inbox.put(lambda: verb(self._core, self._clock.now()))
 
         with self._gate:
             self.refuse_if_unusable()

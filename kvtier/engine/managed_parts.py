@@ -16,6 +16,10 @@ from kvtier.types import GroupSpec
 
 def pages_of(gpu: GpuTierConfig, length_bytes_max: int) -> ArenaTier:
     """The GPU tier's memory, of a fixed size: a block table is a promise."""
+    if gpu.sequence_views:
+        raise ConfigError(
+            "tiers[0].sequence_views", "a manager's pages are read through its block tables", "Leave it out"
+        )
     fixed = gpu.model_copy(update={"capacity_max_bytes": gpu.capacity_bytes})
     pages = open_at(0, fixed, NamespaceTable(), length_bytes_max)
     assert isinstance(pages, ArenaTier)

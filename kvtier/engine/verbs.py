@@ -18,6 +18,7 @@ from kvtier.engine.build import start
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine, Reply
 from kvtier.engine.polled import Job, Request
+from kvtier.engine.sequence_view import SequenceView, SequenceViews
 from kvtier.errors import ClosedError, KvtierError, UsageError
 from kvtier.tiers.base import SupportsFences, Tier
 from kvtier.tiers.views import segment_views
@@ -43,6 +44,7 @@ class CacheVerbs:
         self._running: Engine | None = None
         self._top: Tier | None = None
         self._device: SupportsFences | None = None  # the top tier, if it is on a device
+        self._sequence_views: SequenceViews | None = None  # none before the cache is open
         self._specs: tuple[BlockSpec, ...] = block_specs(config.model)
         self._views: dict[tuple[int, int], dict[str, np.ndarray[Any, Any]]] = {}
 
@@ -53,6 +55,12 @@ class CacheVerbs:
                 "the cache is not open; use it as `with kvtier.open_sync(...)` or `async with kvtier.open(...)`"
             )
         return self._running
+
+    @property
+    def _sequences(self) -> SequenceViews:
+        self._engine.refuse_if_unusable()
+        assert self._sequence_views is not None  # made with the engine
+        return self._sequence_views
 
     @property
     def top_tier(self) -> Tier | None:
@@ -107,6 +115,16 @@ class CacheVerbs:
             raise UsageError("the fastest tier shows no slots: the pages above it are somebody else's")
         return segment_views(array(), segments)
 
+    def sequence_view(self, lease: Lease, group: int = 0) -> SequenceView:
+        """The blocks of a lease in one run of addresses, so that attention needs no block table and no copy.
+
+        ``view.kv(layer)`` gives [tokens, heads, dim]. The same memory as the slots', mapped once more: blocks that
+        several leases share lie in the view of each. It ends with its lease, or by ``view.close()``. Does not wait for
+        I/O; docs/sequence_views.md says what it costs. Raises UsageError where the configuration has no
+        `sequence_views`, OutOfMemory when a process may not map so many blocks.
+        """
+        return self._sequences.make(arguments.instance("lease", lease, Lease), group)
+
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]], *, after: Any = None) -> None:
         """Publish the keys of slots that the lease has written: (slot, key) pairs.
 
@@ -148,11 +166,20 @@ class CacheVerbs:
         elif not isinstance(held, Lease):
             raise UsageError(f"held is {arguments.shown(held)}; pass a Lease or a Match")
         elif self._device is None:
-            self._engine.call(lambda core, now_s: core.release_lease(held))
+            with self._sequences.ending(held):
+                self._engine.call(lambda core, now_s: core.release_lease(held))
         else:
-            fence = self._device.fence(after)
-            self._engine.call(lambda core, now_s: core.expect_lease(held))
-            self._engine.once_passed(fence, lambda core, now_s: core.release_lease(held))
+            self._release_behind(held, self._device.fence(after))
+
+    def _release_behind(self, lease: Lease, fence: Any) -> None:
+        self._engine.call(lambda core, now_s: core.expect_lease(lease))
+        unmap, gone = self._sequences.ending_behind(lease)
+
+        def release(core: Core, now_s: float) -> None:
+            core.release_lease(lease)
+            gone()
+
+        self._engine.once_passed(fence, release, first=unmap)
 
     def release_owner(self, owner: str) -> int:
         """Give back every lease and match in this name. Its owner must be proven dead: it writes no slot any more.
@@ -160,6 +187,7 @@ class CacheVerbs:
         Its reservations that still load are answered with NoRoom. Returns how many there were.
         """
         name = arguments.instance("owner", owner, str)
+        self._sequences.end_owner(name)
         return self._engine.call(lambda core, now_s: core.release_owner(name))
 
     def prefetch(self, keys: Keys) -> None:
@@ -221,6 +249,8 @@ class CacheVerbs:
             raise UsageError("the cache is open already")
         self._running, self._top = start(self.config, first)
         self._device = self._top if isinstance(self._top, SupportsFences) else None
+        shown, stride_bytes = getattr(self._top, "sequences", None), getattr(self._top, "stride_bytes", 0)
+        self._sequence_views = SequenceViews(self._running, shown, stride_bytes, self._specs, self._device)
 
     def __del__(self) -> None:
         """Forgetting to close keeps a thread and a store's lock until the process ends: say so."""
@@ -232,3 +262,5 @@ class CacheVerbs:
         if self._running is not None:
             self._views.clear()
             self._running.close()
+            if self._sequence_views is not None:
+                self._sequence_views.forget()

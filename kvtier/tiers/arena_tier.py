@@ -5,16 +5,20 @@ Always:  the slots' addresses never change, whatever `remap` does.
 Units:   slots (index), bytes.
 """
 
+import threading
 from collections.abc import Callable, Container, Sequence
+from math import gcd
 from typing import Any, ClassVar, Protocol
 
 from kvtier.allocator.driver import MemoryDriver
 from kvtier.allocator.geometry import Geometry
 from kvtier.allocator.lifetime import Lifetime
+from kvtier.allocator.sequence_ranges import SequenceRanges
 from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.allocator.vmm import Arena
-from kvtier.errors import DriverError, OutOfMemory
+from kvtier.errors import ConfigError, DriverError, OutOfMemory
 from kvtier.tiers.base import TierTraits
+from kvtier.tiers.sequences import Sequences
 from kvtier.types import DONE, Outcome, ReadItem, Remap, Status, WriteBatch
 
 SLOTS_MIN = 2  # the null block, and one to use
@@ -46,6 +50,8 @@ class ArenaTier:
         self._free_bytes = free_bytes
         self._slots = arena.slots_mapped  # counted once per change: `traits` is asked for every batch
         self._lifetime = Lifetime(f"tier {name}")
+        self._changing = threading.Lock()  # held by who maps or unmaps
+        self.sequences: Sequences | None = None
 
     @property
     def traits(self) -> TierTraits:
@@ -61,6 +67,14 @@ class ArenaTier:
     def array(self) -> Any:
         """uint8 array [slots, stride_bytes] over all reserved slots, zero-copy; index mapped slots only."""
         return self._arena.array()
+
+    def allow_sequences(self, blocks_max: int | None) -> None:
+        """From now on slots can be shown one behind the other (`sequences`), so many at a time; None: any number.
+
+        Once. The arena's granules divide a slot.
+        """
+        ranges = SequenceRanges(self._driver, self._arena, blocks_max)
+        self.sequences = Sequences(self.name, ranges, self._changing, self._bind_thread)
 
     def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
         """Copy blocks out; raises InvariantError for a place that holds no blocks, DeviceLost with the device."""
@@ -80,6 +94,29 @@ class ArenaTier:
 
     def remap(self, remap: Remap) -> Outcome:
         """Map and unmap granules; unmapped memory goes back to the machine. See `SupportsRemap`."""
+        with self._changing:
+            return self._remap(remap)
+
+    def check(self) -> list[str]:
+        """Recount the arena, and what is shown of it."""
+        return [*self._arena.check(), *(self.sequences.check() if self.sequences else ())]
+
+    def close(self) -> None:
+        """Unmap and give back everything. Idempotent. A view that somebody still holds never shows another's memory."""
+        if not self._lifetime.end():
+            return
+        self._let_go()
+        if self.sequences is not None:
+            self.sequences.close()
+        self._arena.close()
+        self._driver.close()
+
+    def _let_go(self) -> None:
+        """What a derived class holds of the memory."""
+
+    def _remap(self, remap: Remap) -> Outcome:
+        if self.sequences is not None and any(map(self.sequences.shows, remap.unused)):
+            return Outcome(Status.FAILED, detail="a sequence view shows slots that were to go")
         try:
             if len(remap.map) * self.geometry.granule_bytes > self._free_bytes():
                 raise OutOfMemory("there is no such memory left")
@@ -95,20 +132,17 @@ class ArenaTier:
             self._arena.trim()
         return DONE
 
-    def check(self) -> list[str]:
-        """Recount the arena."""
-        return self._arena.check()
+    def _bind_thread(self) -> None:
+        """What a thread has to do before it calls the driver."""
 
-    def close(self) -> None:
-        """Unmap and give back everything. Idempotent. A view that somebody still holds never shows another's memory."""
-        if not self._lifetime.end():
-            return
-        self._let_go()
-        self._arena.close()
-        self._driver.close()
 
-    def _let_go(self) -> None:
-        """What a derived class holds of the memory."""
+def expect_whole_granules(name: str, block_bytes: int, granule_bytes: int) -> None:
+    """Raises ConfigError for blocks that cannot be mapped one behind the other."""
+    if block_bytes % granule_bytes:
+        times = granule_bytes // gcd(block_bytes, granule_bytes)
+        problem = f"a block of {block_bytes} bytes is not whole granules of {granule_bytes}, which memory is mapped in"
+        remedy = f"Use {times} times the block_tokens (blocks of {times * block_bytes} bytes), or leave it out"
+        raise ConfigError(f"{name}.sequence_views", problem, remedy)
 
 
 class BlockSlots(Container[int]):

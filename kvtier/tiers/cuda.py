@@ -13,7 +13,7 @@ from kvtier.allocator.geometry import Geometry
 from kvtier.allocator.streams import Event
 from kvtier.allocator.vmm import Arena
 from kvtier.errors import ConfigError, DeviceLost, KvtierError
-from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots
+from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots, expect_whole_granules
 from kvtier.tiers.device_copies import DeviceCopies
 from kvtier.tiers.fences import Fences
 from kvtier.types import Outcome, Remap
@@ -38,25 +38,39 @@ class CudaTier(ArenaTier):
 
     @classmethod
     def create(
-        cls, *, name: str, device: int, capacity_bytes: int, length_bytes_max: int, capacity_max_bytes: int = 0
+        cls,
+        *,
+        name: str,
+        device: int,
+        capacity_bytes: int,
+        length_bytes_max: int,
+        capacity_max_bytes: int = 0,
+        sequence_views: bool = False,
     ) -> "CudaTier":
         """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds, all mapped.
 
         capacity_max_bytes: how far `remap` may let it grow; at least the capacity. Where the device has less memory
-        left the tier is smaller, and says so. Raises ConfigError if not even two slots fit, or there is no such device.
+        left the tier is smaller, and says so. sequence_views: slots can be shown one behind the other. Raises
+        ConfigError if not even two slots fit, there is no such device, or blocks are not whole granules of the device
+        and are to be shown.
         """
         try:
             driver = CudaDriver(device)
         except ConfigError as error:
             raise ConfigError(f"{name}.device", error.problem, error.remedy) from error
         try:
+            if sequence_views:
+                expect_whole_granules(name, length_bytes_max, driver.granule_bytes)
             stride_bytes = -(-length_bytes_max // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             slots = capacity_bytes // driver.granule_bytes * driver.granule_bytes // stride_bytes
             reserved = max(slots, capacity_max_bytes // driver.granule_bytes * driver.granule_bytes // stride_bytes)
             _expect_slots(name, slots, f"{capacity_bytes} bytes", stride_bytes, "Use a larger capacity")
             arena = Arena(driver, stride_bytes=stride_bytes, slots_reserved=reserved)
             notes = _map(arena, name, slots)
-            return cls(name, driver, arena, notes)
+            tier = cls(name, driver, arena, notes)
+            if sequence_views:
+                tier.allow_sequences(None)
+            return tier
         except ConfigError:
             driver.close()
             raise
@@ -100,6 +114,9 @@ class CudaTier(ArenaTier):
             self._cuda.streams.bind_thread()
             while self._pinned:
                 self._cuda.unregister(self._pinned.pop())
+
+    def _bind_thread(self) -> None:
+        self._cuda.streams.bind_thread()
 
     def _let_go(self) -> None:
         with suppress(DeviceLost):

@@ -11,7 +11,7 @@ from kvtier.allocator.driver import MemoryDriver
 from kvtier.allocator.driver_memfd import GRANULE_BYTES, MemfdDriver
 from kvtier.allocator.vmm import Arena
 from kvtier.errors import ConfigError, KvtierError
-from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots
+from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots, expect_whole_granules
 from kvtier.tiers.slots import SlotCopies
 from kvtier.types import PAGE_BYTES, page_aligned
 
@@ -30,21 +30,32 @@ class GpuTier(ArenaTier):
         self._bytes = memoryview(arena.array().reshape(-1))
 
     @classmethod
-    def create(cls, *, name: str, capacity_bytes: int, length_bytes_max: int, capacity_max_bytes: int = 0) -> "GpuTier":
+    def create(
+        cls,
+        *,
+        name: str,
+        capacity_bytes: int,
+        length_bytes_max: int,
+        capacity_max_bytes: int = 0,
+        sequence_views: bool = False,
+    ) -> "GpuTier":
         """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds, all mapped.
 
-        capacity_max_bytes: how far `remap` may let it grow; at least the capacity.
-        Raises ConfigError if fewer than two slots fit, the null block counted, or the machine has no such memory.
+        capacity_max_bytes: how far `remap` may let it grow; at least the capacity. sequence_views: a slot is a granule,
+        so that slots can be shown one behind the other. Raises ConfigError if fewer than two slots fit, the null block
+        counted, the machine has no such memory, or blocks are no whole pages and are to be shown.
         """
         stride_bytes = page_aligned(length_bytes_max)
-        granule_bytes = granule_for(capacity_bytes)
+        if sequence_views:
+            expect_whole_granules(name, length_bytes_max, PAGE_BYTES)
+        granule_bytes = stride_bytes if sequence_views else granule_for(capacity_bytes)
         mapped_bytes = capacity_bytes // granule_bytes * granule_bytes
         slots = mapped_bytes // stride_bytes
         if slots < SLOTS_MIN:
             raise ConfigError(
                 f"{name}.capacity",
                 f"{capacity_bytes} bytes hold {slots} slots of {stride_bytes}, and one is the null block",
-                f"Use at least {capacity_min(stride_bytes)}",
+                f"Use at least {SLOTS_MIN * stride_bytes if sequence_views else capacity_min(stride_bytes)}",
             )
         available_bytes = host_memory.available_bytes()
         if mapped_bytes > available_bytes:
@@ -61,7 +72,10 @@ class GpuTier(ArenaTier):
         except KvtierError as error:
             driver.close()
             raise ConfigError(f"{name}.capacity", str(error), "Choose a smaller capacity") from error
-        return cls(name, driver, arena)
+        tier = cls(name, driver, arena)
+        if sequence_views:  # half: what else a process maps must not fail for it
+            tier.allow_sequences(host_memory.mappings_max() // 2)
+        return tier
 
     def array(self) -> NDArray[np.uint8]:
         """uint8 array [slots, stride_bytes] over all reserved slots, zero-copy; index mapped slots only."""

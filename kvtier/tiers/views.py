@@ -23,6 +23,18 @@ def segment_views(memory: Any, segments: Sequence[Segment]) -> "dict[str, np.nda
     }
 
 
+def sequence_arrays(memory: Any, segments: Sequence[Segment], blocks: int) -> "dict[str, np.ndarray[Any, Any]]":
+    """Views [tokens, heads, dim] over blocks one behind the other in memory [bytes], by segment name.
+
+    The segments are token-major and fill their blocks, so that a token follows the one before it, across blocks too.
+    """
+    view = _numpy_view if type(memory).__module__ == "numpy" else _cupy_view
+    return {
+        s.name: view(memory, (blocks * s.shape[0], *s.shape[1:]), DTYPES[s.dtype][1], s.offset_bytes, s.strides_bytes)
+        for s in segments
+    }
+
+
 def _numpy_view(
     memory: Any, shape: tuple[int, ...], dtype: str, offset_bytes: int, strides: tuple[int, ...]
 ) -> "np.ndarray[Any, Any]":

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
+from typing import Any
 
 from kvtier.allocator import host_memory
 from kvtier.cli.bench.report import OURS, Race, Report
@@ -37,7 +38,7 @@ def measure(block_bytes: int, blocks: int, rounds: int) -> Report:
             f"--blocks {blocks} of --block-bytes {block_bytes}: two tiers of {POOL_BATCHES} such batches take "
             f"{2 * capacity_bytes} bytes of RAM, and {available_bytes} are available; use less"
         )
-    sizes = {"capacity_bytes": capacity_bytes, "length_bytes_max": block_bytes}
+    sizes: dict[str, Any] = {"capacity_bytes": capacity_bytes, "length_bytes_max": block_bytes}
     with ExitStack() as undo:
         gpu = GpuTier.create(name="gpu", **sizes)
         undo.callback(gpu.close)
