@@ -48,11 +48,11 @@ API Result cuModuleLoadData(void **module, const void *image) {
   size_t sections = *(const uint64_t *)(elf + 40); // they come last, and the header says where and how many
   size_t length = sections + (size_t) * (const uint16_t *)(elf + 58) * *(const uint16_t *)(elf + 60);
   int fd = memfd_create("fakecuda-module", MFD_CLOEXEC);
+  if (fd < 0) return OUT_OF_MEMORY;
   char path[NAME_BYTES];
-  if (fd < 0 || write(fd, image, length) != (ssize_t)length) return INVALID_IMAGE;
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  Result result = open_module(module, path);
-  close(fd);
+  Result result = write(fd, image, length) == (ssize_t)length ? open_module(module, path) : INVALID_IMAGE;
+  if (result) close(fd); // else it stays: the next image under this path would be taken for this one
   return result;
 }
 

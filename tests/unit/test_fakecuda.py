@@ -221,3 +221,21 @@ def test_kernels_run_on_device_memory(fake_cuda: FakeCuda, tmp_path: Path, stric
     assert "a kernel meets a kernel" in fake_cuda.report
     assert int(cuda.cuModuleGetFunction(module, b"none")[0]) != 0
     driver.close()
+
+
+def test_modules_from_memory_are_not_taken_for_each_other(fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    """A second image is answered with the first one's kernels: what it was to show is shown of another."""
+    from cuda.bindings import driver as cuda
+
+    driver = CudaDriver()
+    source, library = tmp_path / "add.c", tmp_path / "add.so"
+    found = []
+    for name in ("add", "sub"):
+        source.write_text(KERNEL.replace("add", name))
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        code, module = cuda.cuModuleLoadData(library.read_bytes())
+        assert int(code) == 0
+        found.append([int(cuda.cuModuleGetFunction(module, kernel)[0]) == 0 for kernel in (b"add", b"sub")])
+        assert int(cuda.cuModuleUnload(module)[0]) == 0
+    assert found == [[True, False], [False, True]]
+    driver.close()

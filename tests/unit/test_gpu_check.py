@@ -4,7 +4,6 @@ Times mean nothing here and are never looked at. The fake has no graphs and torc
 """
 
 import ctypes
-import hashlib
 import json
 import os
 import pathlib
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.allocator.cuda_calls import CudaCalls
 from kvtier.allocator.driver_cuda import CudaDriver
 from kvtier.allocator.vmm import Arena
 from kvtier.engine.mover import TierMover
@@ -90,19 +88,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 
 @pytest.fixture
-def images(emulator: Emulator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Images:
-    """The kernels for the CPU. They are loaded by a path of their own, for the fake's dlopen goes by name."""
-    plain = CudaCalls.__call__
-
-    def by_path(self: CudaCalls, function: str, *arguments: Any) -> Any:
-        if function != "cuModuleLoadData":
-            return plain(self, function, *arguments)
-        path = tmp_path / f"{hashlib.sha256(arguments[0]).hexdigest()}.so"
-        if not path.exists():  # it may be loaded already: its bytes are in use then
-            path.write_bytes(arguments[0])
-        return plain(self, "cuModuleLoad", str(path).encode())
-
-    monkeypatch.setattr(CudaCalls, "__call__", by_path)
+def images(emulator: Emulator) -> Images:
+    """The kernels for the CPU."""
     return lambda variant: emulator.path(variant).read_bytes()
 
 
@@ -140,7 +127,7 @@ def test_a_part_finds_nothing_wrong(part: str, device: FakeCuda, images: Images)
     assert record.figures
     assert device.report == ""
     assert device.used_bytes == 0
-    assert device.calls("cuModuleUnload") == device.calls("cuModuleLoad")
+    assert device.calls("cuModuleUnload") == device.calls("cuModuleLoadData")
 
 
 @pytest.mark.parametrize("part", ELSEWHERE)
