@@ -28,6 +28,10 @@ class ClosedError(UsageError):
     """The cache was closed, or the handle was carried across a fork (use the spawn start method)."""
 
 
+class Asleep(UsageError):
+    """The fastest tier's memory is with the machine (`cache.sleep`): `cache.wake` brings it back."""
+
+
 class StoreError(KvtierError):
     """A persistent store that cannot be opened. `path` is the store's folder."""
 

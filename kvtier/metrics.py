@@ -28,6 +28,10 @@ ENGINE_COUNTERS = (
     "prefetch_wasted",  # nobody came in time, or the load failed
     "prefetch_refused",  # hints that budget, slots or lookahead did not let be worked for as a whole
     "matches_expired",
+    "sleeps",  # times the fastest tier's memory was to go
+    "slept_dropped",  # blocks that were lost by that, for the tiers below had no room
+    "rewarmed_blocks",  # brought up after a wake, for nobody yet
+    "rewarm_skipped",  # not brought up then: there was no free slot, or they were gone
     "late_results",  # transfers that were overtaken by a drop, reset or release
 )
 
@@ -54,6 +58,7 @@ TIER_COUNTERS = (
     "late",  # transfers into this tier whose block nobody wanted any more when they ended
     "quarantined",  # slots kept out of use until the end of a transfer or a lease that was overtaken
     "breaker_opened",  # times it was left alone because it failed or hung
+    "no_memory",  # times it was to grow, or to wake, and there was not all the memory for it
     "device_lost",  # copies that went with the tier's device
 )
 

@@ -199,12 +199,17 @@ class Transfer:
 class Remap:
     """Memory that a tier gets or gives back, in granules of its address range.
 
-    unused: the slots that touch what is unmapped; nobody uses them from now on. One outcome: wholly or not at all.
+    unused: the slots that touch what is unmapped; nobody uses them from now on. ready: how many granules of memory the
+    tier holds when it is over that are mapped nowhere yet; what it has more than that goes back to the machine.
+    sleep: all memory goes back, the null block's too; nobody uses any slot until a `map` that begins with its granules.
+    One outcome: mapped and unmapped wholly or not at all; its place is how many granules are ready, maybe fewer.
     """
 
     map: tuple[int, ...] = ()
     unmap: tuple[int, ...] = ()
     unused: frozenset[int] = frozenset()
+    ready: int = 0
+    sleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ class Arena:
         return frozenset(self._retired.handles)
 
     @property
+    def is_asleep(self) -> bool:
+        """Whether nothing is mapped until `wake`."""
+        return self._asleep is not None
+
+    @property
     def mapped_bytes(self) -> int:
         return len(self._mapped) * self.geometry.granule_bytes
 
@@ -77,6 +82,11 @@ class Arena:
     def held_bytes(self) -> int:
         """Physical memory: mapped, retired and idle."""
         return sum(handle.length_bytes for handle in self._handles())
+
+    @property
+    def granules_idle(self) -> int:
+        """Memory that is ready to be mapped."""
+        return len(self._pool.idle)
 
     def is_mapped(self, slot: int) -> bool:
         """Whether the slot may be used."""
@@ -190,15 +200,19 @@ class Arena:
         self._mapped.clear()
         return self.trim()
 
-    def wake(self) -> list[int]:
-        """Map again what `sleep` unmapped, at the same addresses. Returns the slots, zeroed.
+    def wake(self, granules: Iterable[int] | None = None) -> list[int]:
+        """Map again what `sleep` unmapped, or these of it, at the same addresses. Returns the slots, zeroed.
 
-        Raises OutOfMemory or DriverError; then it sleeps on.
+        Raises OutOfMemory or DriverError, or InvariantError if the null block is not among them, or one is that was not
+        mapped before; then it sleeps on.
         """
         self._lifetime.expect()
         if self._asleep is None:
             raise InvariantError("arena: it is awake")
-        won = self._map(list(self._asleep))
+        arriving = {*self._asleep} if granules is None else {*granules}
+        if not {*self.geometry.granules_of(NULL_SLOT)} & {*self._asleep} <= arriving <= {*self._asleep}:
+            raise InvariantError("arena: it wakes with the null block and with what was mapped before")
+        won = self._map(sorted(arriving))
         self._asleep = None
         return won
 

@@ -41,6 +41,7 @@ class Level:
     blocked_until_s: float = 0.0  # no writes before, after a failure
     geometry: Geometry | None = None  # of a memory tier whose memory comes and goes
     granules: set[int] = field(default_factory=set)  # that have memory now
+    asleep: bool = False  # its memory is with the machine, or goes there: it gives no slot
     lost: bool = False  # its device is gone: it gives no slot any more
     failures: int = 0  # in a row
     setbacks: int = 0  # stores that failed or found no room, ever

@@ -120,7 +120,7 @@ class Residency:
         they are for, if it has a handle.
         """
         pool = self.levels[tier].slots
-        if self.levels[tier].lost:
+        if self.levels[tier].lost or self.levels[tier].asleep:
             return None
         short = count - pool.slots_free
         if short > 0:
@@ -302,7 +302,7 @@ class Residency:
         }
         if level.pool is not None:
             stats |= {
-                "slots": level.pool.slots_total - level.pool.slots_withdrawn,
+                "slots": level.pool.slots_total - level.pool.slots_withdrawn if level.capacity_bytes else 0,
                 "slots_free": level.pool.slots_free,
                 "slots_quarantined": level.pool.slots_quarantined,
             }

@@ -28,4 +28,23 @@ class Resized:
     bytes: int
 
 
-Answer = Lease | NoRoom | Flushed | Dropped | Resized | DeviceLost
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """The fastest tier's memory has gone: `bytes_freed` of it; 0 if it slept already, was woken, or the driver refused.
+
+    blocks_dropped: found no room in the tiers below, and are lost.
+    """
+
+    bytes_freed: int
+    blocks_dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The fastest tier has `bytes` of memory, and `bytes_missing` less than before it slept: wake again to get them."""
+
+    bytes: int
+    bytes_missing: int
+
+
+Answer = Lease | NoRoom | Flushed | Dropped | Resized | Slept | Woken | DeviceLost

@@ -13,7 +13,7 @@ from typing import Self
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
-from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
+from kvtier.engine.answers import Answer, Dropped, Flushed, Resized, Slept, Woken
 from kvtier.engine.build import Configuration, loaded
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Question, Reply
@@ -100,6 +100,27 @@ class TieredCache(CacheVerbs):
         answer = await self._answer(self._resizing(tier, size_bytes))
         assert isinstance(answer, Resized)
         return answer.bytes
+
+    async def sleep(self) -> Slept:
+        """Give all memory of the fastest tier back to the machine, as between two jobs of an engine; addresses stay.
+
+        What lies only there is copied to the tiers below first, as far as they have room. Until `wake`, `reserve`,
+        `commit` and the tier's `resize` raise Asleep, its slots must not be touched, and all else works. Raises
+        UsageError while leases are held, or if the fastest tier is none of type gpu. Cancelled: it goes on.
+        """
+        answer = await self._answer(lambda core, now_s: core.submit_sleep(), behind_fences=True)
+        assert isinstance(answer, Slept)
+        return answer
+
+    async def wake(self, *, restore: bool = True) -> Woken:
+        """Map the memory that `sleep` gave back at the same addresses, as much as the machine has: wake again for more.
+
+        restore: bring what lay there up again meanwhile, used last first, into free slots only, and after every
+        request's loads. Harmless when awake. Cancelled: it goes on.
+        """
+        answer = await self._answer(self._waking(restore))
+        assert isinstance(answer, Woken)
+        return answer
 
     async def aclose(self, flush_s: float = 20.0) -> int:
         """Flush for at most `flush_s`, then stop. Returns how many blocks a persistent tier should have but has not.

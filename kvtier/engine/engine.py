@@ -99,8 +99,11 @@ class Engine:
         def register_late(core: Core, now_s: float) -> None:
             if self._fault is not None:
                 question.answered(self._fault)
-            else:
+                return
+            try:
                 register(core, now_s)
+            except KvtierError as error:  # the caller's mistake: no bug of ours
+                question.answered(error)
 
         if question.behind_fences and self._has_fences:
             self.once_passed(None, register_late)

@@ -19,9 +19,10 @@ from kvtier.engine.promotion import Promotions
 from kvtier.engine.rates import Rates
 from kvtier.engine.resizing import Resizes
 from kvtier.engine.sidecar import Sidecars
+from kvtier.engine.sleeping import Sleep
 from kvtier.errors import InvariantError
 from kvtier.events import Reason
-from kvtier.types import NAMESPACE_BYTES, BatchDone, Outcome, Status, Transfer, TransferBatch
+from kvtier.types import NAMESPACE_BYTES, BatchDone, Outcome, Remap, Status, Transfer, TransferBatch
 
 BLAME = {Status.CORRUPT: Reason.CONDEMNED, Status.MISSING: Reason.LOST, Status.FAILED: Reason.LOST}
 READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
@@ -40,6 +41,7 @@ class Planner:
         self.demotions = Demotions(residency, self.flight, queue_bytes)
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
+        self.sleep = Sleep(residency, self.flight, self.promotions, self.demotions, self.resizes)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
         self._drops_failed: set[int] = set()
@@ -62,6 +64,7 @@ class Planner:
             batches += self._drop_batches(*self._drops.popleft())
         batches += self._pressure.batches(now_s)
         batches += self.resizes.batches()
+        self.sleep.plan()
         batches += self.demotions.batches(now_s)
         batches += self._notes(now_s)
         self.resizes.conclude()
@@ -132,7 +135,7 @@ class Planner:
         if len(done.outcomes) != batch.outcomes:
             raise InvariantError(f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {batch.outcomes} items")
         if batch.remap is not None:
-            self.resizes.settled(batch.target, batch.remap, done.outcomes[0])
+            self._remapped(batch.target, batch.remap, done.outcomes[0])
             return []
         moved, left = done.outcomes[: len(batch.transfers)], done.outcomes[len(batch.transfers) :]
         if batch.sidecar:
@@ -150,6 +153,15 @@ class Planner:
         if any(outcome.status is Status.DEVICE_LOST for outcome in done.outcomes):
             self.devices_lost.append(min(batch.source, batch.target))
         return resolved
+
+    def _remapped(self, tier: int, remap: Remap, outcome: Outcome) -> None:
+        if outcome.status is Status.DEVICE_LOST:
+            self.devices_lost.append(tier)  # and with it go those who wait
+        elif remap.sleep:
+            self.sleep.settled(outcome)
+        else:
+            self.resizes.settled(tier, remap, outcome)
+            self.sleep.mapped()
 
     def _about_devices(self, batch: TransferBatch, done: BatchDone) -> BatchDone:
         """What a disk says of a lost device is a failure of its own: it knows of none."""
@@ -274,5 +286,6 @@ class Planner:
         """When to plan again though nothing happens: a tier's pause ends, or it is time to ask one how it is doing."""
         times = [level.blocked_until_s for level in self._residency.levels if level.blocked_until_s > now_s]
         waiting = (t for t in self._residency.orders if self._may_note(t, now_s))
-        others = [self._pressure.wake_at_s(), self.breakers.wake_at_s(), *map(self._sidecars.due_at_s, waiting)]
+        watched = (self._pressure.wake_at_s(), self.sleep.wake_at_s(now_s), self.breakers.wake_at_s())
+        others = [*watched, *map(self._sidecars.due_at_s, waiting)]
         return min([*times, *(at_s for at_s in others if at_s is not None)], default=None)

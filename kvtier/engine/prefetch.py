@@ -89,6 +89,11 @@ class Prefetch:
             self._end(request)
         self._active.clear()
 
+    def leave(self, tier: int) -> None:
+        """A tier goes to sleep: what was brought up into it for requests to come is not kept for them."""
+        if tier == self._target:
+            self.forget()
+
     def advance(self, now_s: float) -> None:
         """Let go of what nobody came for, and bring more as far as budget and slots allow."""
         for request in [r for r in self._active if r.expires_at_s <= now_s]:

@@ -116,6 +116,11 @@ class Promotions:
                 self._fail(handle, wanted.entering)
             self._residency.unhold([handle], hop[1])
 
+    def give_up_all(self) -> None:
+        """Nobody waits for any promotion into the top tier."""
+        for handle in list(self._wanted):
+            self.give_up(handle)
+
     def _fail(self, handle: int, tier: int) -> None:
         if self._directory.state(handle, tier) is State.FILLING:
             self._residency.lose(handle, tier, Move.FAILED, Reason.FAILED)
@@ -161,6 +166,11 @@ class Promotions:
                 handles.append(handle)
                 length_bytes += self._directory.length_bytes(handle)
         return handles
+
+    @property
+    def wanted(self) -> int:
+        """Blocks that are on their way to the top tier, or wait for it."""
+        return len(self._wanted)
 
     @property
     def waiting(self) -> int:

@@ -22,10 +22,12 @@ from kvtier.cache.transitions import Move, State
 from kvtier.engine.commits import Commits
 from kvtier.engine.governor import Governor
 from kvtier.engine.planner import Planner
-from kvtier.errors import DeviceLost, UsageError
+from kvtier.errors import Asleep, DeviceLost, UsageError
 from kvtier.events import Reason
 from kvtier.policies.base import Access
 from kvtier.types import BlockKey, store_key
+
+OWNERS_TOLD = 3
 
 
 class Reservations:
@@ -63,7 +65,7 @@ class Reservations:
         tokens_total = blocks_total * self._sizes[0]
         if tokens_total < match.tokens:
             raise UsageError(f"blocks_total={blocks_total} covers {tokens_total} tokens, the match has {match.tokens}")
-        self.refuse_if_lost()
+        self.refuse_if_asleep()
         hits, sources = self._available(match)
         decision = self._governor.choose(hits, sources, deadline_s, now_s)
         self._count_decision(decision)
@@ -152,6 +154,22 @@ class Reservations:
         """Raises DeviceLost when a tier has no slots any more."""
         if self._residency.levels[tier].lost:
             raise self.lost(tier)
+
+    def refuse_if_asleep(self, tier: int = 0) -> None:
+        """Raises Asleep when a tier's memory is with the machine, or goes there; DeviceLost as the other does."""
+        self.refuse_if_lost(tier)
+        if self._residency.levels[tier].asleep:
+            raise Asleep(f"tier {self._residency.levels[tier].name} sleeps and has no slots: wake the cache first")
+
+    def refuse_if_leased(self) -> None:
+        """Raises UsageError, with the owners, while somebody holds slots or waits for some."""
+        if self._records:
+            owners = sorted({record.owner for record in self._records.values()})
+            more = f" and {len(owners) - OWNERS_TOLD} more" if len(owners) > OWNERS_TOLD else ""
+            raise UsageError(
+                f"{len(self._records)} leases hold slots of the fastest tier, or wait for some, in the name of "
+                f"{', '.join(map(repr, owners[:OWNERS_TOLD]))}{more}: release them before it sleeps"
+            )
 
     def lost(self, tier: int) -> DeviceLost:
         """What those hear who want something of a tier whose device is lost."""
@@ -257,14 +275,14 @@ class Reservations:
 
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """Publish the keys of slots that the lease has written. All pairs are checked before the first is published."""
-        self.refuse_if_lost()
+        self.refuse_if_asleep()
         record = self._active(lease)
         self._commits.check(record, pairs)
         self._commits.publish(record, pairs)
 
     def promise(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """These slots get these names when the work on them is over. Raises as `commit` does, and promises nothing."""
-        self.refuse_if_lost()
+        self.refuse_if_asleep()
         record = self._active(lease)
         self._commits.check(record, pairs)
         record.promised |= dict(pairs)

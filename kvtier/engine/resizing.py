@@ -1,34 +1,44 @@
 """A memory tier that grows and shrinks while it is used: which granules come, which go, and what must leave first.
 
-Owns: the resizes under way, one per tier (a later one ends an earlier one where it stands). Growing maps the lowest
-granules first, some at a time. Shrinking takes the highest ones of which no slot is leased: their free slots are
-withdrawn at once, clean blocks leave, and dirty ones are copied to the tier below before they do. Always: nothing
-that somebody holds moves or goes; a slot whose memory is to go is in nobody's reach before it does.
+Owns: the resizes under way, one per tier (a later one ends an earlier one where it stands). Growing makes memory and
+then maps it, the lowest granules first, some at a time; when memory runs out, what was won stays. Shrinking takes the
+highest ones of which no slot is leased: their free slots are withdrawn at once, clean blocks leave, and dirty ones are
+copied to the tier below before they do. Always: nothing that somebody holds moves or goes; a slot whose memory is to go
+is in nobody's reach before it does.
 
 Units: granules, slots, bytes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.allocator.vmm import Geometry
 from kvtier.cache.residency import Residency
 from kvtier.engine.demotion import Demotions
 from kvtier.engine.flight import Flight
-from kvtier.types import Outcome, Remap, TransferBatch
+from kvtier.types import Outcome, Remap, Status, TransferBatch
 
 SLOTS_AT_ONCE = 1024  # emptied at once: the engine's thread answers nobody meanwhile
-GROW_BYTES = 64 << 20  # mapped at once: what was won before memory ran out stays
+GROW_BYTES = 64 << 20  # made, or mapped, at once: loads into the tier wait meanwhile, and what was won stays
 
 
 @dataclass(slots=True, eq=False)
 class _Resize:
-    """One resize: how many granules are wanted, and which ones it is emptying or has given away already."""
+    """One resize: how many granules are wanted, and which ones it is emptying or has given away already.
+
+    preferred: those that are mapped first. ready: granules of memory that are made and mapped nowhere yet. at_once: how
+    many are mapped at once; fewer after the memory ran out half-way.
+    """
 
     ticket: int
     tier: int
     granules: int
+    at_once: int
+    preferred: Sequence[int] = ()
+    ready: int = 0
+    scarce: bool = False  # no more memory can be made
     emptying: set[int] = field(default_factory=set)
     underway: Remap | None = None
     failed: bool = False
@@ -47,14 +57,35 @@ class Resizes:
         self._active: dict[int, _Resize] = {}  # by tier
         self.ended: list[tuple[int, int]] = []
 
-    def begin(self, ticket: int, tier: int, granules: int) -> None:
-        """Bring a tier to so many granules, or as near as can be."""
+    def begin(self, ticket: int, tier: int, granules: int, preferred: Sequence[int] = ()) -> None:
+        """Bring a tier to so many granules, or as near as can be; of those that are missing, map `preferred` first."""
         former = self._active.get(tier)
+        at_once = max(1, GROW_BYTES // self._geometry(tier).granule_bytes)
         if former is None:
-            self._active[tier] = _Resize(ticket, tier, granules)
+            self._active[tier] = _Resize(ticket, tier, granules, at_once, preferred)
             return
         self.ended.append((former.ticket, self._bytes(tier)))
-        self._active[tier] = replace(former, ticket=ticket, granules=granules, failed=False, seen_arrivals=-1)
+        anew = replace(former, ticket=ticket, granules=granules, at_once=at_once, preferred=preferred)
+        self._active[tier] = replace(anew, scarce=False, failed=False, seen_arrivals=-1)
+
+    def stop(self, tier: int) -> None:
+        """Leave the tier's size as it is, as soon as what is under way has ended."""
+        resize = self._active.get(tier)
+        if resize is not None:
+            resize.granules, resize.failed, resize.seen_arrivals = 0, True, -1
+
+    def withdraw_free(self, tier: int) -> None:
+        """Nobody may take a slot: all memory of the tier is about to go."""
+        pool = self._residency.levels[tier].slots
+        pool.withdraw([slot for slot in range(pool.slots_total) if slot != NULL_SLOT and pool.is_free(slot)])
+
+    def readmit(self, tier: int) -> None:
+        """It has stayed."""
+        self._admit_slots(tier, self._residency.levels[tier].granules, besides=set())
+
+    def is_active(self, tier: int) -> bool:
+        """Whether the tier is changing its size."""
+        return tier in self._active
 
     def batches(self) -> list[TransferBatch]:
         """Remaps to carry out now."""
@@ -79,16 +110,21 @@ class Resizes:
             level.granules = (level.granules | {*remap.map}) - {*remap.unmap}
             self._admit_slots(tier, remap.map, besides=set())
             slots = sum(map(len, level.geometry.slots_whole(level.granules)))
-            level.capacity_bytes = (slots - 1) * level.stride_bytes  # one is the null block
-            level.policy.resize(level.slots_usable)
-            self._residency.retire_ghosts(level.policy)
+            level.capacity_bytes = max(0, slots - 1) * level.stride_bytes  # one is the null block
         resize = self._active.get(tier)
+        if outcome.done and not (resize and resize.preferred):
+            self._tell_policy(tier)  # one that wakes is told once, at the end: what it has learnt would be cut
         if resize is None:
             return  # given up, and with it whatever this was for
         resize.underway = None
-        resize.failed |= not outcome.done
+        resize.ready = outcome.place
         resize.emptying -= {*remap.unmap}
-        if not outcome.done:
+        if outcome.done:
+            resize.scarce |= outcome.place < remap.ready
+        elif outcome.status is Status.NO_ROOM:
+            resize.at_once = len(remap.map) // 2
+        else:
+            resize.failed = True
             self._admit_slots(tier, remap.unmap, besides=resize.emptying)
 
     def give_up(self, tier: int) -> list[int]:
@@ -106,15 +142,29 @@ class Resizes:
         level = self._residency.levels[resize.tier]
         assert level.geometry is not None
         missing = resize.granules - len(level.granules)
-        if missing > 0 and not resize.failed:
-            chunk = max(1, GROW_BYTES // level.geometry.granule_bytes)
-            absent = (granule for granule in range(level.geometry.granules) if granule not in level.granules)
-            arriving = tuple(granule for granule, _ in zip(absent, range(min(missing, chunk)), strict=False))
-            return [self._depart(resize, Remap(map=arriving))]
+        if missing > 0 and not resize.failed and (growth := self._growth(resize, missing)):
+            return [self._depart(resize, growth)]
+        if resize.ready:
+            return [self._depart(resize, Remap())]  # nothing comes of it
         if missing >= 0 or resize.failed:
             self._end(resize)
             return []
         return self._shrink(resize, -missing)
+
+    def _growth(self, resize: _Resize, missing: int) -> Remap | None:
+        """The next granules, once there is memory for them; None if there is none."""
+        level, geometry = self._residency.levels[resize.tier], self._geometry(resize.tier)
+        count = min(missing, resize.at_once)
+        if resize.ready < count and not resize.scarce:
+            return Remap(ready=count)
+        absent = (g for g in chain(resize.preferred, range(geometry.granules)) if g not in level.granules)
+        arriving = tuple(islice(dict.fromkeys(absent), min(count, resize.ready)))
+        least = 1 if level.granules else geometry.granules_of(NULL_SLOT + 1).stop
+        if len(arriving) >= least:
+            return Remap(map=arriving)
+        self._residency.counters.add_tier(resize.tier, "no_memory")
+        resize.failed = True
+        return None
 
     def _shrink(self, resize: _Resize, count: int) -> list[TransferBatch]:
         """Empty the highest granules that nobody leases, some at a time; give away those that are empty."""
@@ -200,7 +250,14 @@ class Resizes:
         del self._active[resize.tier]
         self._demotions.evacuate(resize.tier, ())
         self._admit_slots(resize.tier, resize.emptying, besides=set())
+        if resize.preferred and self._residency.levels[resize.tier].granules:
+            self._tell_policy(resize.tier)
         self.ended.append((resize.ticket, self._bytes(resize.tier)))
+
+    def _tell_policy(self, tier: int) -> None:
+        level = self._residency.levels[tier]
+        level.policy.resize(level.slots_usable)
+        self._residency.retire_ghosts(level.policy)
 
     def _bytes(self, tier: int) -> int:
         return len(self._residency.levels[tier].granules) * self._geometry(tier).granule_bytes

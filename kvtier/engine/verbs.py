@@ -13,7 +13,7 @@ from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
-from kvtier.engine.answers import Answer, Dropped, Flushed, Resized
+from kvtier.engine.answers import Answer, Dropped, Flushed, Resized, Slept, Woken
 from kvtier.engine.build import start
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine, Reply
@@ -32,7 +32,7 @@ def answer_of(reply: Reply) -> Answer:
     """The answer to a question of this cache; raises what the engine answered instead of one."""
     if isinstance(reply, KvtierError):
         raise reply
-    assert isinstance(reply, Lease | NoRoom | Flushed | Dropped | Resized)
+    assert isinstance(reply, Lease | NoRoom | Flushed | Dropped | Resized | Slept | Woken)
     return reply
 
 
@@ -241,6 +241,10 @@ class CacheVerbs:
         name = arguments.instance("tier", tier, str)
         wanted_bytes = arguments.integer("size_bytes", size_bytes)
         return lambda core, now_s: core.submit_resize(name, wanted_bytes)
+
+    def _waking(self, restore: bool) -> Callable[[Core, float], int]:
+        again = arguments.instance("restore", restore, bool)
+        return lambda core, now_s: core.submit_wake(restore=again)
 
     # ------------------------------------------------------------ start and end
 

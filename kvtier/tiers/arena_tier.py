@@ -5,6 +5,7 @@ Always:  the slots' addresses never change, whatever `remap` does.
 Units:   slots (index), bytes.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Container, Sequence
 from math import gcd
@@ -17,9 +18,12 @@ from kvtier.allocator.sequence_ranges import SequenceRanges
 from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.allocator.vmm import Arena
 from kvtier.errors import ConfigError, DriverError, OutOfMemory
+from kvtier.notices import say_once
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.sequences import Sequences
-from kvtier.types import DONE, Outcome, ReadItem, Remap, Status, WriteBatch
+from kvtier.types import Outcome, ReadItem, Remap, Status, WriteBatch
+
+log = logging.getLogger("kvtier")
 
 SLOTS_MIN = 2  # the null block, and one to use
 BATCH_BYTES = 4 << 20
@@ -57,7 +61,7 @@ class ArenaTier:
     def traits(self) -> TierTraits:
         """`slots` counts the null block, and those without memory now; `capacity_bytes` counts neither."""
         return TierTraits(
-            capacity_bytes=(self._slots - 1) * self.stride_bytes,
+            capacity_bytes=max(0, self._slots - 1) * self.stride_bytes,
             slots=self._arena.geometry.slots,
             persistent=False,
             host_addressable=self.host_addressable,
@@ -93,7 +97,7 @@ class ArenaTier:
         return self._arena.granules_mapped
 
     def remap(self, remap: Remap) -> Outcome:
-        """Map and unmap granules; unmapped memory goes back to the machine. See `SupportsRemap`."""
+        """Map, unmap and make granules. See `SupportsRemap`."""
         with self._changing:
             return self._remap(remap)
 
@@ -115,22 +119,54 @@ class ArenaTier:
         """What a derived class holds of the memory."""
 
     def _remap(self, remap: Remap) -> Outcome:
-        if self.sequences is not None and any(map(self.sequences.shows, remap.unused)):
+        leaving = range(self.geometry.slots) if remap.sleep else remap.unused
+        if self.sequences is not None and any(map(self.sequences.shows, leaving)):
             return Outcome(Status.FAILED, detail="a sequence view shows slots that were to go")
         try:
-            if len(remap.map) * self.geometry.granule_bytes > self._free_bytes():
-                raise OutOfMemory("there is no such memory left")
-            self._arena.map(remap.map)
-            self._arena.shrink(remap.unmap, remap.unused.__contains__)
+            if remap.sleep:
+                self._arena.sleep()
+            if remap.map:
+                self._map(remap.map)
+            if remap.unmap:
+                self._arena.shrink(remap.unmap, remap.unused.__contains__)
         except OutOfMemory as error:
-            return Outcome(Status.NO_ROOM, detail=str(error))
+            self._tell_of_shortage()
+            return self._ended(Status.NO_ROOM, error)
         except DriverError as error:
-            return Outcome(Status.FAILED, detail=str(error))
+            return self._ended(Status.FAILED, error)
         finally:
             self._slots = self._arena.slots_mapped
-        if remap.unmap:
-            self._arena.trim()
-        return DONE
+        return self._make_ready(remap.ready)
+
+    def _map(self, granules: tuple[int, ...]) -> None:
+        self._expect_free(len(granules) - self._arena.granules_idle)
+        if self._arena.is_asleep:
+            self._arena.wake(granules)
+        else:
+            self._arena.map(granules)
+
+    def _expect_free(self, granules: int) -> None:
+        if granules > 0 and granules * self.geometry.granule_bytes > self._free_bytes():
+            raise OutOfMemory("there is no such memory left")
+
+    def _make_ready(self, granules: int) -> Outcome:
+        """Hold so much memory and no more, or what there is of it. What is mapped by then stays, whatever happens."""
+        there = self._arena.granules_idle
+        try:
+            if granules > there:
+                self._arena.fill(min(granules, there + self._free_bytes() // self.geometry.granule_bytes))
+            self._arena.trim(granules)
+        except DriverError as error:
+            return self._ended(Status.DONE, error)
+        if self._arena.granules_idle < granules:
+            self._tell_of_shortage()
+        return self._ended(Status.DONE)
+
+    def _ended(self, status: Status, error: Exception | None = None) -> Outcome:
+        return Outcome(status, self._arena.granules_idle, detail="" if error is None else str(error))
+
+    def _tell_of_shortage(self) -> None:
+        say_once(log, f"tier {self.name}", "memory", "there is less memory left than it was to have: it stays smaller")
 
     def _bind_thread(self) -> None:
         """What a thread has to do before it calls the driver."""

@@ -92,8 +92,10 @@ class SupportsRemap(Protocol):
     def granules_mapped(self) -> frozenset[int]: ...
 
     def remap(self, remap: Remap) -> Outcome:
-        """Map and unmap granules: DONE, or NO_ROOM or FAILED and nothing changed. What is unmapped goes back to the
-        machine. Runs on the writer's thread."""
+        """Map, unmap and make granules: DONE, or NO_ROOM or FAILED, and then nothing is mapped or unmapped.
+
+        The outcome's place is how many granules are ready. Runs on the writer's thread.
+        """
         ...
 
 

@@ -166,11 +166,12 @@ def test_a_later_resize_ends_the_earlier_one():
 
 
 def test_memory_that_the_machine_does_not_have_is_not_taken(monkeypatch):
-    """Growing kills the process."""
+    """Growing kills the process, or gives back what was there."""
     engine = make_engine(gpu=4, host=8, gpu_max=12)
     with monkeypatch.context() as patch:
         patch.setattr(host_memory, "available_bytes", lambda: 2 * PAGE_BYTES)
-        assert resize(engine, 12) == 4
+        assert resize(engine, 12) == 6
+    assert engine.core.stats()["tiers"]["gpu"]["no_memory"] == 1
     assert resize(engine, 12) == 12
 
 
