@@ -1,7 +1,7 @@
 """Rewarming: what lay in the top tier before it slept comes back from the tiers below, used last first, for nobody yet.
 
 Owns: the blocks that are still to come. Always: it takes free slots only and evicts nothing, in no tier; it rests while
-a request loads or waits, and has no more under way than a part of the slots, so that a request finds room.
+a request loads, and has no more under way than a part of the slots that it passes, so that a request finds room.
 
 Units: handles, blocks, slots.
 """
@@ -63,9 +63,9 @@ class Rewarming:
     # ------------------------------------------------------------ inside
 
     def _at_once(self) -> int:
-        level = self._residency.levels[TOP]
-        batches_blocks = BATCHES_AT_ONCE * level.batch_blocks(level.stride_bytes)
-        return max(1, min(level.slots_usable // SHARE_DIVISOR, batches_blocks))
+        levels = self._residency.levels
+        memory = [level.slots_usable // SHARE_DIVISOR for level in levels[: TOP + 2] if not level.persistent]
+        return max(1, min(*memory, BATCHES_AT_ONCE * levels[TOP].batch_blocks(levels[TOP].stride_bytes)))
 
     def _bring(self, handle: int, key: StoreKey) -> bool:
         """Let a block come up, if it is still the same one, lies below, and needs nobody's slot on its way."""

@@ -5,15 +5,14 @@
       +----- wake -----+                               +---------- the driver refuses ------+                  |
       +------------------------------------------------+-------------------------- wake, first memory mapped --+
 
-Owns: where the top tier stands in this, and what lay in it. Dirty blocks are copied to the tier below first, those used
-last before the others; what finds no room there is dropped and counted. Always: it begins only when nobody holds a
+Owns: where the top tier stands in this, and what lay in it. Dirty blocks are copied to the tier below first; what
+finds no room there is dropped and counted. Always: it begins only when nobody holds a
 lease, and from then on nobody gets a slot; memory goes when no batch under way touches the tier. A match outlives it:
 it pins what lies below afterwards.
 
 Units: granules, slots, bytes, blocks, seconds of the engine's clock.
 """
 
-from collections.abc import Iterable
 from enum import Enum
 from itertools import islice
 
@@ -159,8 +158,10 @@ class Sleep:
         if self._seen_arrivals == self._flight.arrivals:
             return
         self._seen_arrivals = self._flight.arrivals
-        staying = NotDemotable(self._directory, TOP)
-        self._demotions.evacuate(TOP, islice((h for h in self._hottest() if h not in staying), SLOTS_AT_ONCE))
+        staying, hottest = NotDemotable(self._directory, TOP), self._hottest()
+        # A disk has room for all: those copied last stay in the memory above it. Else the first ones take what room there is.
+        order = reversed(hottest) if self._residency.levels[-1].persistent else hottest
+        self._demotions.evacuate(TOP, islice((h for h in order if h not in staying), SLOTS_AT_ONCE))
 
     @property
     def is_leaving(self) -> bool:
@@ -196,10 +197,10 @@ class Sleep:
 
     # ------------------------------------------------------------ inside
 
-    def _hottest(self) -> Iterable[int]:
+    def _hottest(self) -> list[int]:
         """What lies in the tier, used last first."""
         policy = self._residency.levels[TOP].policy
-        return reversed(policy.candidates(len(policy)))
+        return policy.candidates(len(policy))[::-1]
 
     def _dirty(self) -> int:
         return self._directory.idle[TOP] - self._directory.idle_clean[TOP]

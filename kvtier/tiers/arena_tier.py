@@ -43,15 +43,25 @@ class ArenaTier:
     host_addressable: ClassVar[bool]
 
     def __init__(
-        self, name: str, driver: MemoryDriver, arena: Arena, copies: Copies, free_bytes: Callable[[], int]
+        self,
+        name: str,
+        driver: MemoryDriver,
+        arena: Arena,
+        copies: Copies,
+        free_bytes: Callable[[], int],
+        notes: tuple[str, ...] = (),
     ) -> None:
-        """Takes driver and arena over. free_bytes: how much memory there is that nobody would miss."""
+        """Takes driver and arena over.
+
+        free_bytes: how much memory there is that nobody would miss. notes: what could be had only in part.
+        """
         self.name = name
         self.stride_bytes = arena.geometry.stride_bytes
         self._driver = driver
         self._arena = arena
         self._copies = copies
         self._free_bytes = free_bytes
+        self.notes = notes
         self._slots = arena.slots_mapped  # counted once per change: `traits` is asked for every batch
         self._lifetime = Lifetime(f"tier {name}")
         self._changing = threading.Lock()  # held by who maps or unmaps
@@ -190,3 +200,36 @@ class BlockSlots(Container[int]):
     def __contains__(self, slot: object) -> bool:
         assert isinstance(slot, int)
         return slot != NULL_SLOT and self._arena.is_mapped(slot)
+
+
+def map_what_there_is(arena: Arena, name: str, slots: int, remedy: str) -> tuple[str, ...]:
+    """Map so many slots, or as many as there is memory for: then that is said, and returned as a note.
+
+    Raises ConfigError with this remedy if not even two slots fit.
+    """
+    geometry = arena.geometry
+    wanted = Geometry(geometry.granule_bytes, geometry.stride_bytes, slots).granules
+    found = arena.fill(wanted)
+    while True:
+        found_bytes = found * geometry.granule_bytes
+        memory = f"the {found_bytes} bytes left"
+        expect_slots(name, len(geometry.slots_within(range(found))), memory, geometry.stride_bytes, remedy)
+        try:
+            arena.grow(found_bytes)
+        except OutOfMemory:
+            found //= 2  # mapping takes memory, too
+        else:
+            break
+    arena.trim()
+    if found == wanted:
+        return ()
+    note = f"capacity: there are {found_bytes} bytes left for it, of {wanted * geometry.granule_bytes}"
+    say_once(log, f"tier {name}", "capacity", note)
+    return (note,)
+
+
+def expect_slots(name: str, slots: int, memory: str, stride_bytes: int, remedy: str) -> None:
+    """Raises ConfigError if that is no tier: it needs the null block, and one to use."""
+    if slots < SLOTS_MIN:
+        problem = f"{memory} hold {slots} slots of {stride_bytes}, and one is the null block"
+        raise ConfigError(f"{name}.capacity", problem, remedy)

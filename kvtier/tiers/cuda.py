@@ -9,11 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from kvtier.allocator.driver_cuda import CudaDriver
-from kvtier.allocator.geometry import Geometry
 from kvtier.allocator.streams import Event
 from kvtier.allocator.vmm import Arena
 from kvtier.errors import ConfigError, DeviceLost, KvtierError
-from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots, expect_whole_granules
+from kvtier.tiers.arena_tier import ArenaTier, BlockSlots, expect_slots, expect_whole_granules, map_what_there_is
 from kvtier.tiers.device_copies import DeviceCopies
 from kvtier.tiers.fences import Fences
 from kvtier.types import Outcome, Remap
@@ -27,14 +26,13 @@ class CudaTier(ArenaTier):
     host_addressable = False
 
     def __init__(self, name: str, driver: CudaDriver, arena: Arena, notes: tuple[str, ...] = ()) -> None:
-        """Takes driver and arena over. `notes`: what could be had only in part."""
+        """Takes driver and arena over."""
         streams, stride_bytes = driver.streams, arena.geometry.stride_bytes
         self._moves = DeviceCopies(name, streams, arena.address, stride_bytes, BlockSlots(arena))
         self._fences = Fences(streams)
         self._cuda = driver
         self._pinned: list[int] = []
-        self.notes = notes
-        super().__init__(name, driver, arena, self._moves, lambda: driver.memory_info().free_bytes)
+        super().__init__(name, driver, arena, self._moves, lambda: driver.memory_info().free_bytes, notes)
 
     @classmethod
     def create(
@@ -64,9 +62,9 @@ class CudaTier(ArenaTier):
             stride_bytes = -(-length_bytes_max // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             slots = capacity_bytes // driver.granule_bytes * driver.granule_bytes // stride_bytes
             reserved = max(slots, capacity_max_bytes // driver.granule_bytes * driver.granule_bytes // stride_bytes)
-            _expect_slots(name, slots, f"{capacity_bytes} bytes", stride_bytes, "Use a larger capacity")
+            expect_slots(name, slots, f"{capacity_bytes} bytes", stride_bytes, "Use a larger capacity")
             arena = Arena(driver, stride_bytes=stride_bytes, slots_reserved=reserved)
-            notes = _map(arena, name, slots)
+            notes = map_what_there_is(arena, name, slots, "End what else uses the device, or choose another one")
             tier = cls(name, driver, arena, notes)
             if sequence_views:
                 tier.allow_sequences(None)
@@ -125,25 +123,3 @@ class CudaTier(ArenaTier):
         for part in (self._moves, self._fences):
             with suppress(DeviceLost):
                 part.close()
-
-
-def _map(arena: Arena, name: str, slots: int) -> tuple[str, ...]:
-    """Map so many slots, or as many as the device has memory for: then the second is said."""
-    geometry = arena.geometry
-    wanted = Geometry(geometry.granule_bytes, geometry.stride_bytes, slots).granules
-    found = arena.fill(wanted)
-    found_bytes = found * geometry.granule_bytes
-    remedy = "End what else uses the device, or choose another one"
-    _expect_slots(
-        name, len(geometry.slots_within(range(found))), f"the {found_bytes} bytes left", geometry.stride_bytes, remedy
-    )
-    arena.grow(found_bytes)
-    if found == wanted:
-        return ()
-    return (f"capacity: the device has {found_bytes} bytes left for it, of {wanted * geometry.granule_bytes}",)
-
-
-def _expect_slots(name: str, slots: int, memory: str, stride_bytes: int, remedy: str) -> None:
-    if slots < SLOTS_MIN:
-        problem = f"{memory} hold {slots} slots of {stride_bytes}, and one is the null block"
-        raise ConfigError(f"{name}.capacity", problem, remedy)

@@ -11,7 +11,14 @@ from kvtier.allocator.driver import MemoryDriver
 from kvtier.allocator.driver_memfd import GRANULE_BYTES, MemfdDriver
 from kvtier.allocator.vmm import Arena
 from kvtier.errors import ConfigError, KvtierError
-from kvtier.tiers.arena_tier import SLOTS_MIN, ArenaTier, BlockSlots, expect_whole_granules
+from kvtier.tiers.arena_tier import (
+    SLOTS_MIN,
+    ArenaTier,
+    BlockSlots,
+    expect_slots,
+    expect_whole_granules,
+    map_what_there_is,
+)
 from kvtier.tiers.slots import SlotCopies
 from kvtier.types import PAGE_BYTES, page_aligned
 
@@ -23,10 +30,10 @@ class GpuTier(ArenaTier):
 
     host_addressable = True
 
-    def __init__(self, name: str, driver: MemoryDriver, arena: Arena) -> None:
+    def __init__(self, name: str, driver: MemoryDriver, arena: Arena, notes: tuple[str, ...] = ()) -> None:
         """Takes driver and arena over."""
         copies = SlotCopies(name, arena.array, BlockSlots(arena))
-        super().__init__(name, driver, arena, copies, lambda: host_memory.available_bytes())
+        super().__init__(name, driver, arena, copies, lambda: host_memory.available_bytes(), notes)
         self._bytes = memoryview(arena.array().reshape(-1))
 
     @classmethod
@@ -42,8 +49,9 @@ class GpuTier(ArenaTier):
         """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds, all mapped.
 
         capacity_max_bytes: how far `remap` may let it grow; at least the capacity. sequence_views: a slot is a granule,
-        so that slots can be shown one behind the other. Raises ConfigError if fewer than two slots fit, the null block
-        counted, the machine has no such memory, or blocks are no whole pages and are to be shown.
+        so that slots can be shown one behind the other. Where the system gives the process less memory the tier is
+        smaller, and says so. Raises ConfigError if fewer than two slots fit, the null block counted, the machine has no
+        such memory, or blocks are no whole pages and are to be shown.
         """
         stride_bytes = page_aligned(length_bytes_max)
         if sequence_views:
@@ -51,12 +59,8 @@ class GpuTier(ArenaTier):
         granule_bytes = stride_bytes if sequence_views else granule_for(capacity_bytes)
         mapped_bytes = capacity_bytes // granule_bytes * granule_bytes
         slots = mapped_bytes // stride_bytes
-        if slots < SLOTS_MIN:
-            raise ConfigError(
-                f"{name}.capacity",
-                f"{capacity_bytes} bytes hold {slots} slots of {stride_bytes}, and one is the null block",
-                f"Use at least {SLOTS_MIN * stride_bytes if sequence_views else capacity_min(stride_bytes)}",
-            )
+        least_bytes = SLOTS_MIN * stride_bytes if sequence_views else capacity_min(stride_bytes)
+        expect_slots(name, slots, f"{capacity_bytes} bytes", stride_bytes, f"Use at least {least_bytes}")
         available_bytes = host_memory.available_bytes()
         if mapped_bytes > available_bytes:
             raise ConfigError(
@@ -68,11 +72,14 @@ class GpuTier(ArenaTier):
         driver = MemfdDriver(reserved_bytes, granule_bytes)
         try:
             arena = Arena(driver, stride_bytes=stride_bytes, slots_reserved=reserved_bytes // stride_bytes)
-            arena.grow(-(-slots * stride_bytes // granule_bytes) * granule_bytes)
+            notes = map_what_there_is(arena, name, slots, "End what else uses the memory")
+        except ConfigError:
+            driver.close()
+            raise
         except KvtierError as error:
             driver.close()
             raise ConfigError(f"{name}.capacity", str(error), "Choose a smaller capacity") from error
-        tier = cls(name, driver, arena)
+        tier = cls(name, driver, arena, notes)
         if sequence_views:  # half: what else a process maps must not fail for it
             tier.allow_sequences(host_memory.mappings_max() // 2)
         return tier

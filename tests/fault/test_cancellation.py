@@ -48,6 +48,8 @@ async def whole_life(config, keys, opened):
         await aserve(cache, keys[1])
         await cache.flush()
         await cache.resize("gpu", 32 << 10)
+        await cache.sleep()
+        await cache.wake()
         finish(cache, await cache.reserve(cache.match(keys[0], owner="again"), 4), keys[0])
         await cache.drop()
 
@@ -85,7 +87,7 @@ async def waiting(coroutine, number):
 
 
 def test_a_verb_cancelled_at_each_wait_leaves_the_cache_whole(tmp_path):
-    """A cancelled `reserve`, `flush`, `resize`, `drop` or `reset` keeps slots, or breaks those that come after it."""
+    """A verb that waits, cancelled, keeps slots, or breaks those that come after it."""
     config = config_for(tmp_path / "store")
     keys = [prompt(config, n, 4) for n in range(6)]
 
@@ -100,6 +102,8 @@ def test_a_verb_cancelled_at_each_wait_leaves_the_cache_whole(tmp_path):
                 cache.flush,
                 lambda: cache.resize("gpu", 32 << 10),
                 lambda: cache.resize("gpu", 64 << 10),
+                cache.sleep,
+                cache.wake,
                 cache.drop,
                 cache.reset,
             ):
@@ -111,6 +115,7 @@ def test_a_verb_cancelled_at_each_wait_leaves_the_cache_whole(tmp_path):
                         break
                     except asyncio.CancelledError:
                         total += 1
+                await cache.wake()
                 await cache.resize("gpu", 64 << 10)
                 await cache.flush()
                 for each in keys:

@@ -177,6 +177,7 @@ def test_what_is_no_count_is_refused(cache, value):
     refused(lambda: cache.prefilled(value, 1.0), "tokens")
     refused(lambda: cache.prefilled(1, 1.0, start=value), "start")
     refused(lambda: cache.resize("gpu", value), "size_bytes")
+    refused(lambda: cache.wake(restore="yes"), "restore")
     refused(lambda: cache.kv(value, 0), "group")
     refused(lambda: cache.kv(0, value), "layer")
     refused(lambda: cache.commit(lease, [(value, key)]), "slot")

@@ -13,7 +13,7 @@ import pytest
 import kvtier
 from kvtier.allocator.streams import Event, Stream
 from kvtier.cache.leases import Lease
-from kvtier.errors import ConfigError, DeviceLost, UsageError
+from kvtier.errors import Asleep, ConfigError, DeviceLost, UsageError
 from kvtier.tiers.host import HostTier
 from tests.cache_bench import BLOCK_TOKENS, config_for, prompt
 from tests.fakecuda.fake import CAPACITY_GRANULES, GRANULE_BYTES, FakeCuda, fake_cuda
@@ -297,6 +297,87 @@ def test_it_shrinks_and_grows_between_requests(memory: None, opened: Any, fake_c
     assert model.cache.flush().failed == 0
     assert model.cache.resize("gpu", 4 * GRANULE_BYTES) == 4 * GRANULE_BYTES
     assert [model.serve(each) for each in keys] == [40] * 10
+
+
+@pytest.mark.parametrize(
+    ("function", "nth", "granules"),
+    [("cuMemCreate", 1, 1), ("cuMemCreate", 3, 3), ("cuMemMap", 2, 4), ("cuMemMap", 0, 1), ("cuMemSetAccess", 1, 4)],
+)
+def test_memory_that_runs_out_half_way_costs_only_what_is_missing(
+    opened: Any, fake_cuda: FakeCuda, tmp_path: Any, function: str, nth: int, granules: int
+) -> None:
+    """A resize fails as a whole, tells more than there is, or cannot be repeated when there is memory again."""
+    model = opened(device_config(tmp_path / "store", gpu="256KiB"))
+    cache = model.cache
+    assert cache.resize("gpu", GRANULE_BYTES) == GRANULE_BYTES
+    fake_cuda.fault(function, 2, nth=nth)
+    assert cache.resize("gpu", 4 * GRANULE_BYTES) == fake_cuda.used_bytes == granules * GRANULE_BYTES
+    stats = cache.stats()["tiers"]["gpu"]
+    assert stats["no_memory"] == (granules < 4)
+    assert stats["slots"] * 2048 == granules * GRANULE_BYTES
+    assert model.tier.check() == []
+    fake_cuda.fault(function, 0, nth=0)
+    assert cache.resize("gpu", 4 * GRANULE_BYTES) == 4 * GRANULE_BYTES
+    model.serve(prompt(cache.config, 1, 10))
+
+
+def test_it_sleeps_and_wakes_between_requests(opened: Any, fake_cuda: FakeCuda, tmp_path: Any) -> None:
+    """A device's memory is not given back, a kernel's pointer is wrong afterwards, or blocks are lost."""
+    config = device_config(tmp_path / "store", gpu="256KiB")
+    model = opened(config)
+    keys = [prompt(config, number, 10) for number in range(10)]
+    for each in keys:
+        model.serve(each)
+    address = model.address(0)
+    slept = model.cache.sleep()
+    assert (slept.bytes_freed, slept.blocks_dropped) == (4 * GRANULE_BYTES, 0)
+    assert fake_cuda.used_bytes == 0
+    with pytest.raises(Asleep):
+        model.reserve(keys[0])
+    assert model.cache.peek(keys[0]).tokens == 40
+    fake_cuda.fault("cuMemMap", 2, nth=3)
+    woken = model.cache.wake()
+    assert (woken.bytes, woken.bytes_missing) == (4 * GRANULE_BYTES, 0)
+    assert model.address(0) == address
+    model.cache.flush()
+    assert [model.serve(each) for each in keys] == [40] * 10
+    model.settle()
+    fake_cuda.fault("cuMemCreate", 2, nth=2)
+    model.cache.sleep()
+    woken = model.cache.wake(restore=False)
+    assert (woken.bytes, woken.bytes_missing) == (GRANULE_BYTES, 3 * GRANULE_BYTES)
+    assert model.cache.wake().bytes_missing == 0
+
+
+def test_closing_asleep_saves_all(opened: Any, fake_cuda: FakeCuda, tmp_path: Any) -> None:
+    """Who closes a sleeping cache loses what lay in it."""
+    config = device_config(tmp_path / "store")
+    model, keys = opened(config), prompt(config, 1, 10)
+    model.serve(keys)
+    model.cache.sleep()
+    assert model.cache.close() == 0
+    assert opened(config).serve(keys) == 40
+
+
+async def test_sleep_waits_for_the_kernels_of_leases_that_were_given_back(fake_cuda: FakeCuda, tmp_path: Any) -> None:
+    """Memory goes under a kernel, or who has released everything is refused."""
+    config = device_config(tmp_path / "store")
+    async with kvtier.open(config) as cache:
+        model, keys = Model(cache, fake_cuda), prompt(config, 1, 4)
+        lease = await cache.reserve(cache.match(keys, "req"), 4)
+        with pytest.raises(UsageError, match="'req'"):
+            await cache.sleep()
+        fake_cuda.hold(model.stream.key)
+        cache.commit(lease, model.compute(lease, keys), after=(event := model.event()))
+        cache.release(lease, after=event)
+        sleeping = asyncio.create_task(cache.sleep())
+        await asyncio.sleep(0)
+        assert fake_cuda.used_bytes == GRANULE_BYTES
+        fake_cuda.go_on(model.stream.key)
+        assert (await sleeping).bytes_freed == GRANULE_BYTES
+        assert fake_cuda.used_bytes == 0
+        assert (await cache.wake()).bytes == GRANULE_BYTES
+    assert fake_cuda.report == ""
 
 
 async def test_the_asyncio_face_waits_for_fences_too(fake_cuda: FakeCuda, tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ from kvtier.errors import ConfigError, DeviceLost, InvariantError, UsageError
 from kvtier.testing.tiers import payload_of
 from kvtier.tiers.cuda import ALIGNMENT_BYTES, CudaTier
 from kvtier.tiers.fences import event_key
-from kvtier.types import PAGE_BYTES, EvictItem, ReadItem, Remap, Status, WriteBatch, WriteItem, store_key
+from kvtier.types import PAGE_BYTES, EvictItem, Outcome, ReadItem, Remap, Status, WriteBatch, WriteItem, store_key
 from tests.fakecuda.fake import CAPACITY_GRANULES, GRANULE_BYTES, FakeCuda, fake_cuda
 
 __all__ = ["fake_cuda"]
@@ -248,6 +248,44 @@ def test_growing_beyond_the_device_is_no_room(tier: CudaTier, fake_cuda: FakeCud
     assert tier.remap(Remap((4, 5), (), frozenset())).status is Status.NO_ROOM
     assert len(tier.granules_mapped) == 4
     assert tier.check() == []
+
+
+def test_memory_is_made_before_it_is_mapped(tier: CudaTier, fake_cuda: FakeCuda) -> None:
+    """Mapping has to wait for memory to be made after all, or what was made for nothing is kept."""
+    assert tier.remap(Remap(ready=3)) == Outcome(Status.DONE, 3)
+    assert (fake_cuda.used_bytes, len(tier.granules_mapped)) == (7 * GRANULE_BYTES, 4)
+    made = fake_cuda.calls("cuMemCreate")
+    assert tier.remap(Remap((4, 5))) == Outcome(Status.DONE, 0)
+    assert fake_cuda.calls("cuMemCreate") == made
+    assert fake_cuda.used_bytes == 6 * GRANULE_BYTES
+    fake_cuda.fault("cuMemCreate", 2, nth=2)
+    assert tier.remap(Remap(ready=2)) == Outcome(Status.DONE, 1)
+    assert tier.remap(Remap()) == Outcome(Status.DONE, 0)
+    assert fake_cuda.used_bytes == 6 * GRANULE_BYTES
+
+
+def test_all_of_it_goes_and_comes_back_without_moving(tier: CudaTier, fake_cuda: FakeCuda) -> None:
+    """A sleeping tier keeps memory on the device, or wakes with the content of somebody else."""
+    address = tier._arena.address
+    write(tier, 1, b"z" * LENGTH)
+    assert tier.remap(Remap(sleep=True)).status is Status.DONE
+    assert (fake_cuda.used_bytes, tier.traits.capacity_bytes) == (0, 0)
+    assert tier.remap(Remap((0, 1))).status is Status.DONE
+    assert tier.remap(Remap((2, 3, 4))).status is Status.DONE
+    assert (fake_cuda.used_bytes, tier._arena.address) == (5 * GRANULE_BYTES, address)
+    assert read(tier, 1, LENGTH) == bytes(LENGTH)
+    assert tier.check() == []
+
+
+def test_at_the_start_mapping_may_run_out_of_memory_too(fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:
+    """There is memory, but not for its mapping, and the engine does not start."""
+    fake_cuda.fault("cuMemMap", 2, nth=4)
+    tier = CudaTier.create(name="gpu7", device=0, capacity_bytes=8 * GRANULE_BYTES, length_bytes_max=LENGTH)
+    assert len(tier.granules_mapped) == 4
+    assert fake_cuda.used_bytes == 4 * GRANULE_BYTES
+    assert tier.notes == (f"capacity: there are {4 * GRANULE_BYTES} bytes left for it, of {8 * GRANULE_BYTES}",)
+    assert tier.notes[0] in caplog.text
+    tier.close()
 
 
 # ---------------------------------------------------------------- host memory, and the end

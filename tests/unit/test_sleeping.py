@@ -121,6 +121,16 @@ def test_without_a_tier_below_all_is_dropped():
     serve(engine, prompt(1, 8))
 
 
+def test_what_was_used_last_stays_in_the_faster_of_the_tiers_below():
+    """The hot blocks come back from disk after a sleep, and the cold ones from memory."""
+    engine = make_engine(gpu=8, host=4, disk=DictTier(), watermarks=(0.01, 0.02))
+    for number in (1, 2):
+        serve(engine, prompt(number, 4))
+    sleep(engine)
+    assert tiers_of(engine, prompt(1, 4))["lmdb"] == 16
+    assert tiers_of(engine, prompt(2, 4))["host"] == 16
+
+
 @pytest.mark.parametrize("one_at_a_time", [False, True])
 def test_blocks_go_as_far_down_as_there_is_room(one_at_a_time):
     """A small host tier loses what a disk below it had room for."""
