@@ -159,7 +159,8 @@ class Sleep:
             return
         self._seen_arrivals = self._flight.arrivals
         staying, hottest = NotDemotable(self._directory, TOP), self._hottest()
-        # A disk has room for all: those copied last stay in the memory above it. Else the first ones take what room there is.
+        # A disk has room for all, and those copied last stay in the memory above it; else the first ones find what room
+        # there is.
         order = reversed(hottest) if self._residency.levels[-1].persistent else hottest
         self._demotions.evacuate(TOP, islice((h for h in order if h not in staying), SLOTS_AT_ONCE))
 

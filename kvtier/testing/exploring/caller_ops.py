@@ -132,13 +132,14 @@ def prefilled(world: World, rng: Random) -> str:
 
 
 def store_job(world: World, rng: Random) -> str:
-    return f"ticket {world.jobs.store(keys_drawn(world, rng), rng.choice(OWNERS))}"
+    keys, owner = keys_drawn(world, rng), rng.choice(OWNERS)
+    return world.unless_asleep(lambda: f"ticket {world.jobs.store(keys, owner)}")
 
 
 def load_job(world: World, rng: Random) -> str:
     made = world.requests.match(keys_drawn(world, rng), rng.choice(OWNERS), None, 30.0)
-    ticket = world.jobs.load(made, rng.choice((0.5, 9.0)))
-    return f"ticket {ticket}: {made.tokens} tokens"
+    deadline_s = rng.choice((0.5, 9.0))
+    return world.unless_asleep(lambda: f"ticket {world.jobs.load(made, deadline_s)}: {made.tokens} tokens")
 
 
 def end_job(world: World, rng: Random) -> str | None:

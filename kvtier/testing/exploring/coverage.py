@@ -19,6 +19,8 @@ CANCEL_POINTS = (
     "flush",
     "drop",
     "resize",
+    "sleep",
+    "wake",
     "prefetch",
     "match expiry",
     "store job",
@@ -33,6 +35,8 @@ EVENTS = (
     "device lost",
     "owner died with leases",
     "order noted in time",
+    "slept",
+    "woken",
 )
 
 

@@ -24,10 +24,10 @@ def wind_up(world: World) -> None:
     world.engine.underway.hurry()
     world.listen()
     _answer_all(world)
-    for job_id in list(world.jobs.running):
-        world.jobs.end(job_id, world.rng, 0.0)
-    for ticket in list(world.requests.leases):
-        world.requests.release(ticket)
+    world.send_away()
+    if world.setup.shape[0] == "gpu":
+        world.questions.wake(restore=True)
+        _answer_all(world)
     for match in world.requests.matches:
         world.engine.core.release_match(match)
     for _ in range(LONG_ROUNDS):

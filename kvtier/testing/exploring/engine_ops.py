@@ -9,6 +9,7 @@ from kvtier.testing.exploring.caller_ops import keys_drawn
 from kvtier.testing.exploring.world import EPOCHS, World
 from kvtier.types import BatchDone
 
+ALONE, AWAKE_ALREADY, RESTORED = 0.7, 0.9, 0.7  # odds
 HINT_KEPT_S = 31.0  # longer than what a hint brought up is kept
 
 # ---------------------------------------------------------------- movement and time
@@ -118,11 +119,28 @@ def epoch(world: World, rng: Random) -> str:
 def resize(world: World, rng: Random) -> str | None:
     if world.setup.shape[0] != "gpu":
         return None
-    return world.questions.resize(rng.randint(2, world.setup.gpu_slots_max))
+    slots = rng.randint(2, world.setup.gpu_slots_max)
+    return world.unless_asleep(lambda: world.questions.resize(slots))
+
+
+def sleep(world: World, rng: Random) -> str | None:
+    """The top tier's memory is given back, often after everybody has gone."""
+    if world.setup.shape[0] != "gpu":
+        return None
+    if rng.random() < ALONE:
+        world.send_away()
+    return world.questions.sleep(leased=len(world.engine.core._leases) > 0)
+
+
+def wake(world: World, rng: Random) -> str | None:
+    """It is wanted again; sometimes it was awake."""
+    if world.setup.shape[0] != "gpu" or (not world.asleep and rng.random() < AWAKE_ALREADY):
+        return None
+    return world.questions.wake(restore=rng.random() < RESTORED)
 
 
 def abandon(world: World, rng: Random) -> str | None:
-    """Nobody waits for a flush, drop or resize any more."""
+    """Nobody waits for a flush, drop, resize, sleep or wake any more."""
     waiting = [t for t in sorted(world.questions.asked) if t not in world.questions.abandoned]
     return world.questions.abandon(rng.choice(waiting)) if waiting else None
 

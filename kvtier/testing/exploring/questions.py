@@ -1,12 +1,13 @@
-"""`Questions`: flushes, drops and resizes that were asked for, and what each of their answers must mean.
+"""`Questions`: flushes, drops, resizes, sleeps and wakes that were asked for, and what their answers must mean.
 
 Owns the tickets that have no answer yet. Always: a flush saves what lay in memory only when it was asked for; what a
-durable drop erased never comes back; a resize tells the memory that is there.
+durable drop erased never comes back; a resize, a sleep and a wake tell the memory that is there.
 
 Units: blocks, bytes, slots.
 """
 
-from kvtier.engine.answers import Dropped, Flushed, Resized
+from kvtier.engine.answers import Dropped, Flushed, Resized, Slept, Woken
+from kvtier.errors import UsageError
 from kvtier.testing.exploring.checks import Checks
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.truth import Named, Truth
@@ -29,23 +30,34 @@ class Questions:
         self.flushes: dict[int, dict[Named, int]] = {}  # ticket -> versions of what it has to save
         self.drops: dict[int, tuple[bytes, int]] = {}  # ticket -> fingerprint, version from which blocks are new
         self.resizes: dict[int, int] = {}  # ticket -> bytes wanted
+        self.sleeps: set[int] = set()
+        self.wakes: set[int] = set()
         self.abandoned: set[int] = set()
 
     @property
     def asked(self) -> set[int]:
         """Tickets without an answer."""
-        return {*self.flushes, *self.drops, *self.resizes}
+        return {*self.flushes, *self.drops, *self.of_the_top}
+
+    @property
+    def of_the_top(self) -> set[int]:
+        """Those of them that concern the top tier's memory."""
+        return {*self.resizes, *self.sleeps, *self.wakes}
 
     # ------------------------------------------------------------ answers
 
-    def answered(self, ticket: int, answer: Flushed | Dropped | Resized, *, late: bool) -> None:
+    def answered(self, ticket: int, answer: Flushed | Dropped | Resized | Slept | Woken, *, late: bool) -> None:
         """late: it may have been there for a while."""
         if isinstance(answer, Flushed):
             self._flushed(ticket, answer, late)
         elif isinstance(answer, Dropped):
             self._dropped(ticket, answer)
-        else:
+        elif isinstance(answer, Resized):
             self._resized(ticket, answer, late)
+        elif isinstance(answer, Slept):
+            self._slept(ticket, answer, late)
+        else:
+            self._woken(ticket, answer, late)
         self.abandoned.discard(ticket)
 
     def _flushed(self, ticket: int, answer: Flushed, late: bool) -> None:
@@ -69,15 +81,35 @@ class Questions:
         del self.resizes[ticket]
         most = (self._engine.setup.gpu_slots_max + 1) * self._engine.setup.stride_bytes
         assert 2 * PAGE_BYTES <= answer.bytes <= most, f"{answer.bytes} bytes are not what a tier can have"
+        if not self.sleeps:  # that has ended it where it stood, and goes on
+            self._expect_memory(answer.bytes, late)
+
+    def _expect_memory(self, told_bytes: int, late: bool) -> None:
         if not late and not any(flying.batch.remap for flying in self._engine.underway.flying):
             gpu = self._engine.tiers[0]
             assert isinstance(gpu, GpuTier)
             there = len(gpu.granules_mapped) * gpu.geometry.granule_bytes
-            assert answer.bytes == there, f"{answer.bytes} bytes reported, {there} are there"
+            assert told_bytes == there, f"{told_bytes} bytes reported, {there} are there"
+
+    def _slept(self, ticket: int, answer: Slept, late: bool) -> None:
+        self.sleeps.discard(ticket)
+        if answer.bytes_freed:
+            self._engine.coverage.happened("slept")
+            if not self.wakes:
+                self._expect_memory(0, late)
+
+    def _woken(self, ticket: int, answer: Woken, late: bool) -> None:
+        self.wakes.discard(ticket)
+        if answer.bytes:
+            self._engine.coverage.happened("woken")
+            if not self.sleeps:
+                self._expect_memory(answer.bytes, late)
 
     def device_lost(self, ticket: int) -> None:
         """There is no memory any more whose size could be told."""
-        del self.resizes[ticket]
+        self.resizes.pop(ticket, None)
+        self.sleeps.discard(ticket)
+        self.wakes.discard(ticket)
         self.abandoned.discard(ticket)
 
     # ------------------------------------------------------------ kept and dropped
@@ -111,9 +143,37 @@ class Questions:
         self.resizes[ticket] = size_bytes
         return f"ticket {ticket}: {slots} slots"
 
+    def sleep(self, *, leased: bool) -> str:
+        """Give the top tier's memory back; refused while somebody has a lease, or waits for one."""
+        ticket: int | None
+        try:
+            ticket = self._engine.core.submit_sleep()
+        except UsageError:
+            ticket = None
+        assert (ticket is None) == leased, f"there are {'' if leased else 'no '}leases, and the ticket is {ticket}"
+        if ticket is None:
+            return "refused: there are leases"
+        self.sleeps.add(ticket)
+        return f"ticket {ticket}"
+
+    def wake(self, *, restore: bool) -> str:
+        ticket = self._engine.core.submit_wake(restore=restore)
+        self.wakes.add(ticket)
+        return f"ticket {ticket}{', blocks come back' * restore}"
+
+    def points(self) -> dict[str, set[int]]:
+        """The tickets without an answer by what they wait for, in the words of the coverage."""
+        return {
+            "flush": {*self.flushes},
+            "drop": {*self.drops},
+            "resize": {*self.resizes},
+            "sleep": self.sleeps,
+            "wake": self.wakes,
+        }
+
     def abandon(self, ticket: int) -> str:
-        """Nobody waits for the answer of a flush, drop or resize any more: it goes on all the same."""
+        """Nobody waits for the answer any more: it goes on all the same."""
         self.abandoned.add(ticket)
-        point = "flush" if ticket in self.flushes else "drop" if ticket in self.drops else "resize"
+        point = next(point for point, tickets in self.points().items() if ticket in tickets)
         self._engine.coverage.cancelled(point)
         return f"ticket {ticket}, {point}"

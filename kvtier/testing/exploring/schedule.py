@@ -44,6 +44,8 @@ WEIGHTS: dict[Operation, float] = {
     engine_ops.drop: 1.5,
     engine_ops.epoch: 1,
     engine_ops.resize: 3,
+    engine_ops.sleep: 0.7,
+    engine_ops.wake: 2,
     engine_ops.abandon: 1,
     engine_ops.crash: 1.5,
     engine_ops.restart: 1.2,

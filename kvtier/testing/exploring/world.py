@@ -6,6 +6,7 @@ ticket is answered once; after a crash the disk holds what was carried out, and 
 Units: seconds of simulated time, slots, pages.
 """
 
+from collections.abc import Callable
 from random import Random
 
 from kvtier.blocks.hashing import Keys, hash_blocks
@@ -15,7 +16,7 @@ from kvtier.clock import ManualClock
 from kvtier.engine.answers import Answer
 from kvtier.engine.breaker import Circuit
 from kvtier.engine.polled import Job
-from kvtier.errors import DeviceLost, UsageError
+from kvtier.errors import Asleep, DeviceLost, UsageError
 from kvtier.testing.exploring.checks import Checks
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.dict_disk import DictDisk
@@ -33,6 +34,7 @@ from kvtier.types import BlockKey, Outcome, Status, StoreKey, Transfer, Transfer
 
 EPOCHS = ("v1", "v2", "v3")
 BATCHES_MAX = 5000  # one after the other without an end
+ASLEEP = "refused: it sleeps"
 BLAMED = (Status.MISSING, Status.CORRUPT, Status.FAILED)
 
 
@@ -92,6 +94,9 @@ class World:
         on_disk = {key for key in keys if self.lies_only_on_disk(key)}
         try:
             ticket = self.requests.reserve(match, blocks, deadline_s)
+        except Asleep:
+            assert self.asleep, "a cache that is awake says that it sleeps"
+            return ASLEEP
         except UsageError:
             assert blocks * self.setup.groups[0][0] < match.tokens, "a reservation was refused as a mistake"
             return "refused: fewer blocks than the match has"
@@ -156,7 +161,7 @@ class World:
 
     def _device_lost(self, ticket: int) -> str:
         assert self.lost, f"ticket {ticket} hears of a lost device that works"
-        if ticket in self.questions.resizes:
+        if ticket in self.questions.of_the_top:
             self.questions.device_lost(ticket)
         else:
             self.jobs.refused(ticket)
@@ -167,6 +172,29 @@ class World:
     def lost(self) -> bool:
         """Whether the device of the top tier is."""
         return self.engine.core.residency.levels[0].lost
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the top tier gives no slots for that reason."""
+        return self.engine.core.residency.levels[0].asleep
+
+    def unless_asleep(self, verb: Callable[[], str]) -> str:
+        """What needs slots, or its refusal."""
+        try:
+            return verb()
+        except Asleep:
+            assert self.asleep, "a cache that is awake says that it sleeps"
+            return ASLEEP
+
+    def send_away(self) -> None:
+        """Nobody has a lease any more, or waits for one."""
+        for ticket, pending in list(self.requests.pending.items()):
+            if not pending.cancelled and ticket not in self.jobs.kinds:
+                self.cancel(ticket)
+        for ticket in list(self.requests.leases):
+            self.requests.release(ticket)
+        for job_id in list(self.jobs.running):
+            self.jobs.end(job_id, self.rng, 0.0)
 
     @property
     def asked(self) -> set[int]:
@@ -296,7 +324,7 @@ class World:
         self.engine.core.lose_device()
         self.listen()
         waiting = [ticket for ticket, pending in self.requests.pending.items() if not pending.cancelled]
-        waiting += self.questions.resizes
+        waiting += self.questions.of_the_top
         assert not waiting, f"tickets {waiting} wait for slots of a lost device"
         self.check()
         try:
@@ -317,8 +345,7 @@ class World:
 
     def _restart(self) -> str:
         rows = self.checks.rows()
-        questions = self.questions
-        for point, asked in (("flush", questions.flushes), ("drop", questions.drops), ("resize", questions.resizes)):
+        for point, asked in self.questions.points().items():
             if asked:
                 self.coverage.cancelled(point)
         self.end_engine()
