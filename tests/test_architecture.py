@@ -54,6 +54,9 @@ DECIDING_ENGINE = {
     "rates",
     "reservations",
     "resizing",
+    "rewarming",
+    "sleeping",
+    "tier_memory",
     "sidecar",
 }
 WAITING = {"time", "threading", "asyncio", "concurrent", "subprocess", "socket", "queue"}

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.blocks.hashing import Keys
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
@@ -25,19 +24,17 @@ from kvtier.cache.level import Level
 from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.engine import arguments
-from kvtier.engine.answers import Answer, Dropped, Flushed, Resized, Slept, Woken
+from kvtier.engine.answers import Answer, Dropped, Flushed
 from kvtier.engine.governor import Governor
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
 from kvtier.engine.prefill import PrefillSpeed
 from kvtier.engine.rates import Rates
 from kvtier.engine.reservations import Reservations
-from kvtier.engine.rewarming import Rewarming
 from kvtier.engine.sidecar import Sidecars
-from kvtier.engine.sleeping import TOP
+from kvtier.engine.tier_memory import TierMemory
 from kvtier.errors import UsageError
 from kvtier.metrics import Counters
-from kvtier.registry import suggestion
 from kvtier.types import BatchDone, BlockKey, ModelSpec, StoredBlock, TransferBatch, namespace_of, store_key
 
 T = TypeVar("T")
@@ -79,10 +76,8 @@ class Core:
         specs, promotions = block_specs(model), self.planner.promotions
         governor = Governor(self.residency, promotions, rates, self._prefill, specs, self._sizes, governed)
         self._leases = Reservations(self.residency, self.planner, governor, specs, self._sizes)
-        self._rewarming = Rewarming(self.residency, promotions)
         self._matches: dict[int, Match] = {}
-        self._unpinned: set[int] = set()  # matches whose pins went with the top tier's memory, until it is gone
-        self._wakes: set[int] = set()  # tickets of those who wait for it
+        self._memory = TierMemory(self.planner, self._leases, self._prefetch, self._matches, self._look_again)
         self._answers: list[tuple[int, Answer]] = []
         self._last_id = 0
 
@@ -241,63 +236,18 @@ class Core:
 
     def submit_resize(self, tier_name: str, size_bytes: int) -> int:
         """Give a tier more or less memory; `Resized` (DeviceLost, if that happens meanwhile) comes from `poll`."""
-        if tier_name not in self._names:
-            raise UsageError(f"there is no tier {tier_name!r}; {suggestion(tier_name, self._names)}")
-        tier = self._names.index(tier_name)
-        self._leases.refuse_if_asleep(tier)
-        geometry = self.residency.levels[tier].geometry
-        if geometry is None:
-            raise UsageError(f"tier {tier_name} cannot be resized while it is open; change its capacity and open anew")
-        granules = min(size_bytes // geometry.granule_bytes, geometry.granules)
-        least = geometry.granules_of(NULL_SLOT + 1).stop
-        if granules < least:
-            least_bytes = least * geometry.granule_bytes
-            raise UsageError(
-                f"{size_bytes} bytes are too few: memory comes in granules of {geometry.granule_bytes}, and the null "
-                f"block and one more take at least {least_bytes}"
-            )
-        ticket = self.new_id()
-        self.planner.resizes.begin(ticket, tier, granules)
-        if tier == TOP:
-            self.planner.sleep.resized()
+        self._memory.resize(ticket := self.new_id(), tier_name, size_bytes)
         return ticket
 
     def submit_sleep(self) -> int:
-        """Give all memory of the top tier back to the machine, contents copied down first; `Slept` comes from `poll`.
-
-        Raises UsageError while leases are held, or if the top tier's memory does not come and go.
-        """
-        self._expect_remappable()
-        self._leases.refuse_if_leased()
-        ticket = self.new_id()
-        self._prefetch.leave(TOP)
-        self._rewarming.end()
-        self.planner.sleep.begin(ticket)
+        """Give all memory of the top tier back, contents copied down first; `Slept` comes from `poll`."""
+        self._memory.sleep(ticket := self.new_id())
         return ticket
 
     def submit_wake(self, *, restore: bool = True) -> int:
-        """Map the memory that went to sleep again, as much as there is; `Woken` comes from `poll`.
-
-        restore: bring what lay in it up again, as far as the tiers below have it and slots are free.
-        """
-        self._expect_remappable()
-        ticket = self.new_id()
-        self._rewarming.begin(self.planner.sleep.contents if restore else ())
-        if self.planner.sleep.wake(ticket):
-            self._wakes.add(ticket)
-        else:
-            level = self.residency.levels[TOP]
-            assert level.geometry is not None
-            self._answers.append((ticket, Woken(len(level.granules) * level.geometry.granule_bytes, 0)))
+        """Map that memory again, as much as there is, and bring back what lay in it; `Woken` comes from `poll`."""
+        self._memory.wake(ticket := self.new_id(), restore=restore)
         return ticket
-
-    def _expect_remappable(self) -> None:
-        self._leases.refuse_if_lost(TOP)
-        if self.residency.levels[TOP].geometry is None:
-            raise UsageError(
-                f"tier {self._names[TOP]} keeps its memory as long as it is open: only a gpu tier sleeps; where an "
-                "engine has its own above it, that engine does"
-            )
 
     def set_weights_epoch(self, epoch: str) -> None:
         """From now on look up and commit under another epoch of the weights; older blocks age out."""
@@ -315,30 +265,7 @@ class Core:
         self.planner.watch(now_s)
         self._give_up_on_tiers()
         self._prefetch.advance(now_s)
-        self._rewarming.advance(growing=self.planner.resizes.is_active(TOP))
-        sleep = self.planner.sleep
-        if sleep.is_leaving:
-            self._unpin_the_top()
-        batches = self.planner.plan(now_s)
-        if sleep.is_to_be_emptied(now_s):
-            batches += sleep.empty()
-        if self._unpinned and not sleep.is_leaving:
-            self._pin_again()
-        return batches
-
-    def _unpin_the_top(self) -> None:
-        """Matches do not keep the top tier awake."""
-        for match in self._matches.values():
-            if any(tier == TOP for _, tier in match.pins):
-                self._leases.unpin(match)
-                self._unpinned.add(match.match_id)
-
-    def _pin_again(self) -> None:
-        """They pin what lies below, once nothing lies above."""
-        for match_id in self._unpinned & self._matches.keys():
-            if self._matches[match_id].namespace == self._namespace:
-                self._look(self._matches[match_id])
-        self._unpinned.clear()
+        return self._memory.plan(now_s)
 
     def apply(self, done: BatchDone, now_s: float) -> None:
         """Take a batch's terminal acknowledgement."""
@@ -357,9 +284,7 @@ class Core:
             self.residency.abandon(tier)
             self._leases.device_lost()
             lost = self._leases.lost(tier)
-            waiting = self.planner.resizes.give_up(tier) + self.planner.sleep.give_up()
-            self._answers += [(ticket, lost) for ticket in waiting]
-            self._wakes.difference_update(waiting)
+            self._answers += [(ticket, lost) for ticket in self._memory.give_up(tier)]
 
     def _give_up_on_tiers(self) -> None:
         """Nobody waits for a tier whose breaker has just opened."""
@@ -374,20 +299,11 @@ class Core:
                 self._matches.pop(answer.record.match.match_id, None)
         self._leases.ended.clear()
         self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
-        self._answers += [(ticket, self._resized(ticket, size)) for ticket, size in self.planner.resizes.ended]
-        self.planner.resizes.ended.clear()
-        self._answers += [(ticket, Slept(freed, dropped)) for ticket, freed, dropped in self.planner.sleep.ended]
-        self.planner.sleep.ended.clear()
+        self._answers += self._memory.answers()
         ended = [] if self.planner.order_waits else self.planner.demotions.flushes.ended()
         self._answers += [(ticket, Flushed(blocks, failed)) for ticket, blocks, failed in ended]
         answers, self._answers = self._answers, []
         return answers
-
-    def _resized(self, ticket: int, size_bytes: int) -> Resized | Woken:
-        if ticket not in self._wakes:
-            return Resized(size_bytes)
-        self._wakes.discard(ticket)
-        return Woken(size_bytes, self.planner.sleep.missing_bytes)
 
     def current(self, answer: T) -> T | NoRoom:
         """An answer that nobody has fetched yet: a lease that was given back meanwhile is none any more."""
@@ -441,6 +357,11 @@ class Core:
         for match in [m for m in self._matches.values() if m.expires_at_s <= now_s]:
             self.counters.add("matches_expired", int(bool(match.pins)))
             self.release_match(match)
+
+    def _look_again(self, match: Match) -> None:
+        """Pin what a match finds now, unless it was made under other weights."""
+        if match.namespace == self._namespace:
+            self._look(match)
 
     def _look(self, match: Match, tokens_max: int | None = None) -> None:
         """Find and pin, under the weights of now, what a match asks for, at most so much."""

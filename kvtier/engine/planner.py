@@ -32,7 +32,7 @@ class Planner:
     """Plans transfers over a residency and settles their outcomes."""
 
     def __init__(self, residency: Residency, sidecars: Sidecars, rates: Rates, queue_bytes: int) -> None:
-        self._residency = residency
+        self.residency = self._residency = residency
         self._directory = residency.directory
         self._sidecars = sidecars
         self.flight = Flight(residency, sidecars, rates)

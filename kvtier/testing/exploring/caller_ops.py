@@ -7,6 +7,7 @@ was nothing to do it to. Units: tokens, blocks, seconds of simulated time.
 from random import Random
 
 from kvtier.blocks.hashing import Keys
+from kvtier.testing.exploring.sleep_ops import unless_asleep
 from kvtier.testing.exploring.world import World
 
 OWNERS = ("ann", "bob", "cid")
@@ -56,7 +57,8 @@ def request(world: World, rng: Random) -> str:
     tokens_max = rng.choice((None, None, keys.tokens - 1))
     made = world.requests.match(keys, rng.choice(OWNERS), tokens_max, 30.0)
     blocks = world.blocks_of(keys) + rng.choice((0, 0, 0, 0, 1, 2))
-    text = world.request(made, blocks, rng.choice((0.0, 0.5, 3.0, 9.0, 60.0)))
+    deadline_s = rng.choice((0.0, 0.5, 3.0, 9.0, 60.0))
+    text = unless_asleep(world, lambda: world.request(made, blocks, deadline_s))
     world.requests.matches.append(made)
     return text
 
@@ -67,7 +69,8 @@ def reserve(world: World, rng: Random) -> str | None:
         return None
     chosen = rng.choice(world.requests.matches)
     blocks = max(1, world.blocks_of(chosen.keys) + rng.choice((0, 0, 0, 1, -1)))
-    return world.request(chosen, blocks, rng.choice((0.5, 9.0)))
+    deadline_s = rng.choice((0.5, 9.0))
+    return unless_asleep(world, lambda: world.request(chosen, blocks, deadline_s))
 
 
 def commit(world: World, rng: Random) -> str | None:
@@ -133,13 +136,13 @@ def prefilled(world: World, rng: Random) -> str:
 
 def store_job(world: World, rng: Random) -> str:
     keys, owner = keys_drawn(world, rng), rng.choice(OWNERS)
-    return world.unless_asleep(lambda: f"ticket {world.jobs.store(keys, owner)}")
+    return unless_asleep(world, lambda: f"ticket {world.jobs.store(keys, owner)}")
 
 
 def load_job(world: World, rng: Random) -> str:
     made = world.requests.match(keys_drawn(world, rng), rng.choice(OWNERS), None, 30.0)
     deadline_s = rng.choice((0.5, 9.0))
-    return world.unless_asleep(lambda: f"ticket {world.jobs.load(made, deadline_s)}: {made.tokens} tokens")
+    return unless_asleep(world, lambda: f"ticket {world.jobs.load(made, deadline_s)}: {made.tokens} tokens")
 
 
 def end_job(world: World, rng: Random) -> str | None:

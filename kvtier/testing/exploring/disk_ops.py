@@ -8,6 +8,7 @@ from random import Random
 
 from kvtier.blocks.hashing import Keys
 from kvtier.testing.exploring.caller_ops import OWNERS
+from kvtier.testing.exploring.sleep_ops import is_asleep
 from kvtier.testing.exploring.store import GlassDisk
 from kvtier.testing.exploring.world import World
 from kvtier.testing.faulty import Odds
@@ -109,7 +110,7 @@ def cancel_on_the_way(world: World, rng: Random) -> str | None:
 def asked_of_disk(world: World, rng: Random) -> str | None:
     """Somebody asks for a prompt, some of which lies on the disk only; None if there is no such."""
     prompts = [prompt for prompt in world.recent if any(map(world.lies_only_on_disk, _blocks(world.keys_of(*prompt))))]
-    if not prompts:
+    if not prompts or is_asleep(world):
         return None
     keys = world.keys_of(*rng.choice(prompts))
     made = world.requests.match(keys, rng.choice(OWNERS), None, 30.0)

@@ -8,6 +8,7 @@ Units: seconds of simulated time, rounds.
 
 from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.testing.exploring.places import WatchedFlushes
+from kvtier.testing.exploring.sleep_ops import send_away
 from kvtier.testing.exploring.store import GlassDisk
 from kvtier.testing.exploring.world import World
 
@@ -24,7 +25,7 @@ def wind_up(world: World) -> None:
     world.engine.underway.hurry()
     world.listen()
     _answer_all(world)
-    world.send_away()
+    send_away(world)
     if world.setup.shape[0] == "gpu":
         world.questions.wake(restore=True)
         _answer_all(world)

@@ -9,7 +9,6 @@ from kvtier.testing.exploring.caller_ops import keys_drawn
 from kvtier.testing.exploring.world import EPOCHS, World
 from kvtier.types import BatchDone
 
-ALONE, AWAKE_ALREADY, RESTORED = 0.7, 0.9, 0.7  # odds
 HINT_KEPT_S = 31.0  # longer than what a hint brought up is kept
 
 # ---------------------------------------------------------------- movement and time
@@ -114,29 +113,6 @@ def epoch(world: World, rng: Random) -> str:
     chosen = rng.choice(EPOCHS)
     world.set_epoch(chosen)
     return chosen
-
-
-def resize(world: World, rng: Random) -> str | None:
-    if world.setup.shape[0] != "gpu":
-        return None
-    slots = rng.randint(2, world.setup.gpu_slots_max)
-    return world.unless_asleep(lambda: world.questions.resize(slots))
-
-
-def sleep(world: World, rng: Random) -> str | None:
-    """The top tier's memory is given back, often after everybody has gone."""
-    if world.setup.shape[0] != "gpu":
-        return None
-    if rng.random() < ALONE:
-        world.send_away()
-    return world.questions.sleep(leased=len(world.engine.core._leases) > 0)
-
-
-def wake(world: World, rng: Random) -> str | None:
-    """It is wanted again; sometimes it was awake."""
-    if world.setup.shape[0] != "gpu" or (not world.asleep and rng.random() < AWAKE_ALREADY):
-        return None
-    return world.questions.wake(restore=rng.random() < RESTORED)
 
 
 def abandon(world: World, rng: Random) -> str | None:

@@ -9,7 +9,7 @@ Units: operations, seconds of simulated time.
 from collections.abc import Callable
 from random import Random
 
-from kvtier.testing.exploring import caller_ops, disk_ops, engine_ops
+from kvtier.testing.exploring import caller_ops, disk_ops, engine_ops, sleep_ops
 from kvtier.testing.exploring.world import World
 
 Operation = Callable[[World, Random], str | None]  # None: there is nothing to do it to
@@ -43,9 +43,9 @@ WEIGHTS: dict[Operation, float] = {
     engine_ops.flush: 3,
     engine_ops.drop: 1.5,
     engine_ops.epoch: 1,
-    engine_ops.resize: 3,
-    engine_ops.sleep: 0.7,
-    engine_ops.wake: 2,
+    sleep_ops.resize: 3,
+    sleep_ops.sleep: 0.7,
+    sleep_ops.wake: 2,
     engine_ops.abandon: 1,
     engine_ops.crash: 1.5,
     engine_ops.restart: 1.2,

@@ -6,7 +6,6 @@ ticket is answered once; after a crash the disk holds what was carried out, and 
 Units: seconds of simulated time, slots, pages.
 """
 
-from collections.abc import Callable
 from random import Random
 
 from kvtier.blocks.hashing import Keys, hash_blocks
@@ -34,7 +33,6 @@ from kvtier.types import BlockKey, Outcome, Status, StoreKey, Transfer, Transfer
 
 EPOCHS = ("v1", "v2", "v3")
 BATCHES_MAX = 5000  # one after the other without an end
-ASLEEP = "refused: it sleeps"
 BLAMED = (Status.MISSING, Status.CORRUPT, Status.FAILED)
 
 
@@ -94,10 +92,9 @@ class World:
         on_disk = {key for key in keys if self.lies_only_on_disk(key)}
         try:
             ticket = self.requests.reserve(match, blocks, deadline_s)
-        except Asleep:
-            assert self.asleep, "a cache that is awake says that it sleeps"
-            return ASLEEP
-        except UsageError:
+        except UsageError as error:
+            if isinstance(error, Asleep):
+                raise
             assert blocks * self.setup.groups[0][0] < match.tokens, "a reservation was refused as a mistake"
             return "refused: fewer blocks than the match has"
         self.requests.note_waiting(ticket, filling, on_disk)
@@ -172,29 +169,6 @@ class World:
     def lost(self) -> bool:
         """Whether the device of the top tier is."""
         return self.engine.core.residency.levels[0].lost
-
-    @property
-    def asleep(self) -> bool:
-        """Whether the top tier gives no slots for that reason."""
-        return self.engine.core.residency.levels[0].asleep
-
-    def unless_asleep(self, verb: Callable[[], str]) -> str:
-        """What needs slots, or its refusal."""
-        try:
-            return verb()
-        except Asleep:
-            assert self.asleep, "a cache that is awake says that it sleeps"
-            return ASLEEP
-
-    def send_away(self) -> None:
-        """Nobody has a lease any more, or waits for one."""
-        for ticket, pending in list(self.requests.pending.items()):
-            if not pending.cancelled and ticket not in self.jobs.kinds:
-                self.cancel(ticket)
-        for ticket in list(self.requests.leases):
-            self.requests.release(ticket)
-        for job_id in list(self.jobs.running):
-            self.jobs.end(job_id, self.rng, 0.0)
 
     @property
     def asked(self) -> set[int]:
