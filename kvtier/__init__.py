@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvtier.engine.cache import TieredCache, open
     from kvtier.engine.sync import SyncCache, open_sync
     from kvtier.errors import (
+        Asleep,
         ClosedError,
         ConfigError,
         DeviceLost,
@@ -41,12 +42,14 @@ _HOMES = {
     "ConfigError": "kvtier.errors",
     "UsageError": "kvtier.errors",
     "ClosedError": "kvtier.errors",
+    "Asleep": "kvtier.errors",
     "StoreError": "kvtier.errors",
     "InvariantError": "kvtier.errors",
     "DeviceLost": "kvtier.errors",
 }
 
 __all__ = [
+    "Asleep",
     "ClosedError",
     "ConfigError",
     "DeviceLost",

@@ -1,5 +1,6 @@
 """What gpu and host tiers promise beyond the tier contract: places, padding, sizes, and being refused."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -11,14 +12,14 @@ from hypothesis import strategies as st
 
 from kvtier.allocator import host_memory
 from kvtier.allocator.driver_memfd import MemfdDriver
-from kvtier.errors import ClosedError, ConfigError, InvariantError, OutOfMemory
+from kvtier.errors import ClosedError, ConfigError, DriverError, InvariantError, OutOfMemory
 from kvtier.testing.fork import in_child, refusals
 from kvtier.testing.tiers import SlotTierContract
 from kvtier.tiers.base import SupportsArray, SupportsSlots
 from kvtier.tiers.gpu import GpuTier, capacity_min, granule_for
 from kvtier.tiers.host import HostTier
 from kvtier.tiers.slots import joined
-from kvtier.types import EvictItem, Outcome, ReadItem, Status, StoreKey, WriteBatch, WriteItem
+from kvtier.types import EvictItem, Outcome, ReadItem, Remap, Status, StoreKey, WriteBatch, WriteItem
 
 PAGE = 4096
 KEY = StoreKey(b"k")
@@ -237,6 +238,26 @@ def test_memory_that_is_not_there_is_refused(make: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 100 * PAGE)
     with pytest.raises(ConfigError, match=r"t\.capacity: 524288 bytes exceed the 409600 bytes of RAM"):
         make(128 * PAGE, PAGE)
+
+
+def test_a_system_that_gives_less_makes_the_tier_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine does not start because the limit of its container is a little lower than its configuration."""
+    allocate, calls = host_memory.allocate, iter(range(100))
+
+    def limited(fd: int, offset_bytes: int, length_bytes: int) -> None:
+        if next(calls) == 5:
+            raise DriverError("fallocate", errno.ENOSPC, "no space left")
+        allocate(fd, offset_bytes, length_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_memory, "allocate", limited)
+        tier = GpuTier.create(name="t", capacity_bytes=8 * PAGE, length_bytes_max=PAGE)
+    assert tier.traits.capacity_bytes == 4 * PAGE
+    assert tier.notes == (f"capacity: there are {5 * PAGE} bytes left for it, of {8 * PAGE}",)
+    assert tier.check() == []
+    assert tier.remap(Remap(map=(5, 6, 7))).done, "there is memory again"
+    assert tier.traits.capacity_bytes == 7 * PAGE
+    tier.close()
 
 
 def test_a_failed_start_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

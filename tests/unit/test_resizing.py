@@ -91,6 +91,23 @@ def test_nothing_that_is_leased_moves():
     assert resize(engine, 8) == 8
 
 
+def test_where_all_is_leased_the_answer_does_not_wait():
+    """A scheduler that asks for memory back waits for stores that cannot free any."""
+    engine = make_engine(gpu=8, host=16, disk=DictTier(), watermarks=(0.9, 0.99))
+    serve(engine, prompt(1, 8))
+    while not any(batch.source == 1 for batch in engine.held):
+        engine.plan()
+        for batch in [batch for batch in engine.held if batch.source == 0]:
+            engine.finish(batch)
+    leases = [serve(engine, prompt(number, 4), keep=True) for number in (2, 3)]
+    ticket = ask(engine, 4)
+    engine.plan()
+    assert any(batch.source == 1 for batch in engine.held), "nothing is on its way from host memory to disk"
+    assert engine.answers.pop(ticket).bytes == 9 * PAGE_BYTES
+    for lease, number in zip(leases, (2, 3), strict=True):
+        check_prefix(engine, lease, prompt(number, 4))
+
+
 def test_slots_that_a_lease_has_not_committed_stay():
     """A slot that is being written goes."""
     engine = make_engine(gpu=8, host=8)

@@ -40,6 +40,29 @@ def test_bytes_round_trip_in_every_layout_and_dtype(tmp_path, layout, dtype):
             assert cache.kv(0, layer)[name][list(lease.slots())].tobytes() == data, (layer, name)
 
 
+def test_views_outlive_a_sleep(tmp_path):
+    """After a pause an engine's views show other memory, or the blocking face does not sleep like the other."""
+    config = config_for(tmp_path / "store")
+    keys = prompt(config, 1, 5)
+    with kvtier.open_sync(config) as cache:
+        view = cache.kv(0, 0)["k"]
+        serve(cache, keys)
+        slept = cache.sleep()
+        assert (slept.bytes_freed, slept.blocks_dropped) == (64 << 10, 0)
+        stats = cache.stats()["tiers"]["gpu"]
+        assert (stats["slots"], stats["capacity_bytes"]) == (0, 0)
+        with pytest.raises(kvtier.Asleep, match="wake"):
+            cache.reserve(cache.match(keys, owner="t"), 5)
+        assert cache.kv(0, 0)["k"] is view
+        woken = cache.wake()
+        assert (woken.bytes, woken.bytes_missing) == (64 << 10, 0)
+        assert serve(cache, keys).tokens_ready == 20
+        assert cache.kv(0, 0)["k"] is view
+        cache.sleep()
+    with kvtier.open_sync(config) as cache:
+        assert serve(cache, keys).tokens_ready == 20
+
+
 def test_hybrid_models_keep_each_groups_blocks_apart(tmp_path):
     """A group's blocks are read as another's, or padded bytes are served as KV."""
     groups = [

@@ -351,6 +351,23 @@ def test_it_sleeps_and_wakes_at_the_same_place(driver: CopyingDriver) -> None:
     assert arena.check() == []
 
 
+def test_it_wakes_with_a_part_of_its_memory(driver: CopyingDriver) -> None:
+    """A machine that has not all the memory any more cannot wake anything, or wakes without the null block."""
+    arena = arena_on(driver)
+    arena.grow(6 * PAGE)
+    arena.shrink([3], lambda slot: True)
+    arena.sleep()
+    assert arena.is_asleep
+    for granules in ([], [1, 2], [0, 3], [0, 6]):
+        with pytest.raises(InvariantError, match="null block and with what was mapped"):
+            arena.wake(granules)
+    assert (arena.is_asleep, arena.held_bytes) == (True, 0)
+    assert arena.wake([4, 0]) == [0, 4]
+    assert not arena.is_asleep
+    assert arena.map([1, 3]) == [1, 3]
+    assert arena.check() == []
+
+
 def test_closing_takes_retired_and_sleeping_memory_along(driver: CopyingDriver) -> None:
     """What was out of use when an arena was closed stays taken."""
     arena, sleeper = arena_on(driver), arena_on(driver)
@@ -481,10 +498,12 @@ class ArenaMachine(RuleBasedStateMachine):
         assert self.driver.used_bytes == 0
 
     @precondition(lambda self: self.asleep)
-    @rule()
-    def wake(self) -> None:
+    @rule(share=st.floats(0, 1))
+    def wake(self, share: float) -> None:
+        slept = sorted(self.arena._asleep or ())
+        parts = slept[: max(len(self.arena.geometry.granules_of(0)), int(share * len(slept)))]
         try:
-            self.win(self.arena.wake())
+            self.win(self.arena.wake(parts if share < 0.9 else None))
         except DriverError:
             return
         self.asleep = False

@@ -8,7 +8,7 @@ from random import Random
 
 from kvtier.blocks.hashing import Keys
 from kvtier.testing.exploring.caller_ops import OWNERS
-from kvtier.testing.exploring.sleep_ops import is_asleep
+from kvtier.testing.exploring.sleep_ops import is_asleep, unless_asleep
 from kvtier.testing.exploring.store import GlassDisk
 from kvtier.testing.exploring.world import World
 from kvtier.testing.faulty import Odds
@@ -70,7 +70,7 @@ def spoil(world: World, rng: Random) -> str | None:
     for place in places:
         world.medium.damage(place)
     made = world.requests.match(keys, rng.choice(OWNERS), None, 30.0)
-    text = world.request(made, world.blocks_of(keys), 9.0)
+    text = unless_asleep(world, lambda: world.request(made, world.blocks_of(keys), 9.0))
     world.requests.matches.append(made)
     return f"places {places}, {text}"
 
