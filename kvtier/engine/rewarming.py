@@ -14,7 +14,6 @@ from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.promotion import Promotions
 from kvtier.events import Reason
-from kvtier.types import StoreKey
 
 TOP = 0
 SHARE_DIVISOR = 4  # at most this part of the slots is on its way
@@ -28,11 +27,11 @@ class Rewarming:
         self._residency = residency
         self._directory = residency.directory
         self._promotions = promotions
-        self._left: deque[tuple[int, StoreKey]] = deque()
+        self._left: deque[int] = deque()
         self._coming: list[int] = []
 
-    def begin(self, contents: Iterable[tuple[int, StoreKey]]) -> None:
-        """Bring these up, in this order."""
+    def begin(self, contents: Iterable[int]) -> None:
+        """Bring these up, in this order. A handle that is another block's by now brings that one: it is of use, too."""
         self._left = deque(contents)
 
     def end(self) -> None:
@@ -53,8 +52,7 @@ class Rewarming:
                 if not growing:
                     self.end()
                 return
-            handle, key = self._left.popleft()
-            if self._bring(handle, key):
+            if self._bring(handle := self._left.popleft()):
                 self._coming.append(handle)
                 self._residency.counters.add("rewarmed_blocks")
             else:
@@ -67,12 +65,10 @@ class Rewarming:
         memory = [level.slots_usable // SHARE_DIVISOR for level in levels[: TOP + 2] if not level.persistent]
         return max(1, min(*memory, BATCHES_AT_ONCE * levels[TOP].batch_blocks(levels[TOP].stride_bytes)))
 
-    def _bring(self, handle: int, key: StoreKey) -> bool:
-        """Let a block come up, if it is still the same one, lies below, and needs nobody's slot on its way."""
-        if self._directory.find(key) != handle or self._directory.state(handle, TOP) is not State.GONE:
-            return False
+    def _bring(self, handle: int) -> bool:
+        """Let a block come up, if it lies below and needs nobody's slot on its way."""
         source = self._directory.fastest(handle)
-        if source is None:
+        if source is None or self._directory.state(handle, TOP) is not State.GONE:
             return False
         memory_between = len(self._promotions.path(source)) > 1
         if memory_between and not self._residency.levels[TOP + 1].slots.slots_free:

@@ -24,7 +24,7 @@ from kvtier.engine.flight import Flight
 from kvtier.engine.promotion import Promotions
 from kvtier.engine.resizing import SLOTS_AT_ONCE, Resizes
 from kvtier.events import Reason
-from kvtier.types import Outcome, Remap, StoreKey, TransferBatch
+from kvtier.types import Outcome, Remap, TransferBatch
 
 TOP = 0
 SETBACKS_MAX = 3  # stores that fail or find no room before the rest is given up
@@ -59,7 +59,7 @@ class Sleep:
         self._resizes = resizes
         self.stage = Stage.AWAKE
         self.granules: tuple[int, ...] = ()  # that had memory when it last went to sleep
-        self.contents: list[tuple[int, StoreKey]] = []  # what lay in it then, used last first
+        self.contents: list[int] = []  # what lay in it then, used last first
         self.ended: list[tuple[int, int, int]] = []
         self._tickets: list[int] = []
         self._dropped_blocks = 0
@@ -181,7 +181,7 @@ class Sleep:
         if self.stage is Stage.SAVING:
             self.stage = Stage.EMPTYING
             self._demotions.evacuate(TOP, ())
-            self.contents = [(handle, self._directory.key(handle)) for handle in self._hottest()]
+            self.contents = self._hottest()
         self._let_go()
         if self._directory.ready[TOP]:
             return []

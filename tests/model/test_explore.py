@@ -9,7 +9,7 @@ from kvtier.testing import explore
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.run import explore as run_seed
 
-CHUNK, COUNTED = 25, 50
+CHUNK, COUNTED = 25, 75
 SOON = [range(first, first + CHUNK) for first in range(COUNTED, 200, CHUNK)]  # the first ones are run below
 REACHED = (
     *("restored_tokens", "deadline_cuts", "failed_cuts", "breaker_cuts", "duplicate_blocks"),
@@ -17,6 +17,7 @@ REACHED = (
     *("prefetch_wasted", "gpu.dropped_dirty", "gpu.reclaimed", "host.reclaimed", "host.restored_tokens"),
     *("disk.restored_tokens", "disk.evicted", "disk.gave_way", "disk.corrupt", "disk.missing", "disk.read_failed"),
     *("disk.write_failed", "disk.no_room", "gpu.device_lost"),
+    *("sleeps", "slept_dropped", "rewarmed_blocks", "rewarm_skipped"),
 )
 
 

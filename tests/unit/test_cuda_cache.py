@@ -359,6 +359,23 @@ def test_closing_asleep_saves_all(opened: Any, fake_cuda: FakeCuda, tmp_path: An
     assert opened(config).serve(keys) == 40
 
 
+@pytest.mark.parametrize("verb", ["sleep", "resize"])
+def test_a_device_that_dies_while_its_memory_goes_is_told(
+    opened: Any, fake_cuda: FakeCuda, tmp_path: Any, verb: str
+) -> None:
+    """Who asked for memory hears of bytes, and the next one gets slots of a dead device."""
+    model = opened(device_config(tmp_path / "store", gpu="256KiB"))
+    model.serve(keys := prompt(model.cache.config, 1, 4))
+    model.settle()
+    model.cache.flush()
+    fake_cuda.fault("cuMemUnmap", 700)
+    with pytest.raises(DeviceLost):
+        model.cache.sleep() if verb == "sleep" else model.cache.resize("gpu", GRANULE_BYTES)
+    with pytest.raises(DeviceLost):
+        model.reserve(keys)
+    assert model.cache.close() == 0
+
+
 async def test_sleep_waits_for_the_kernels_of_leases_that_were_given_back(fake_cuda: FakeCuda, tmp_path: Any) -> None:
     """Memory goes under a kernel, or who has released everything is refused."""
     config = device_config(tmp_path / "store")

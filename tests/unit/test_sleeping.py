@@ -30,6 +30,8 @@ def answer(engine, ticket):
     assert tier.check() == []
     level = engine.core.residency.levels[0]
     assert memory_bytes(engine) == len(level.granules) * PAGE_BYTES == tier._arena.held_bytes
+    if not level.granules:
+        assert level.slots.slots_withdrawn == level.slots.slots_total - 1, "somebody has a slot without memory"
     stats = engine.core.stats()["tiers"]["gpu"]
     assert stats["slots"] == len(level.granules)
     assert stats["capacity_bytes"] == tier.traits.capacity_bytes == max(0, len(level.granules) - 1) * PAGE_BYTES
@@ -89,9 +91,7 @@ def test_what_comes_back_evicts_nothing_and_rests_while_a_request_loads():
     sleep(engine)
     in_host = engine.core.residency.directory.ready_in(1)
     engine.core.submit_wake()
-    while engine.core.residency.levels[0].asleep:
-        engine.plan()
-        engine.finish(engine.held[0])
+    until_awake(engine)
     ticket = engine.submit_reserve(engine.match(prompt(3, 6)), 6)
     assert ticket in engine.answers
     engine.run()
@@ -99,6 +99,85 @@ def test_what_comes_back_evicts_nothing_and_rests_while_a_request_loads():
     assert engine.core.residency.directory.ready[0] == 2
     assert counted(engine, "rewarmed_blocks") == 2
     assert engine.core.stats()["tiers"]["gpu"]["reclaimed"] == 8
+
+
+def on_disk(*numbers, gpu=8):
+    """An engine without host memory, and these prompts of 4 blocks on its disk."""
+    disk = DictTier()
+    before = make_engine(gpu=16, host=None, disk=disk)
+    for number in numbers:
+        serve(before, prompt(number, 4))
+    before.core.submit_flush()
+    before.run()
+    return make_engine(gpu=gpu, host=None, disk=disk)
+
+
+def until_awake(engine):
+    while engine.core.residency.levels[0].asleep:
+        engine.plan()
+        engine.finish(engine.held[0])
+
+
+def test_it_rests_while_a_request_loads():
+    """What comes back for nobody is read before what somebody waits for."""
+    engine = on_disk(1, 2)
+    serve(engine, prompt(1, 4))
+    sleep(engine)
+    engine.core.submit_wake()
+    until_awake(engine)
+    ticket = engine.submit_reserve(engine.match(prompt(2, 4)), 4)
+    engine.plan()
+    assert len(engine.held) == 1
+    assert counted(engine, "rewarmed_blocks") == 0
+    engine.run()
+    assert engine.answers.pop(ticket).tokens_ready == 16
+    assert counted(engine, "rewarmed_blocks") == 4
+
+
+def test_it_comes_back_past_memory_that_is_full():
+    """What was to come back for nobody pushes others out of host memory."""
+    engine = make_engine(gpu=8, host=4, disk=DictTier())
+    for number in (1, 2):
+        serve(engine, prompt(number, 4))
+    sleep(engine)
+    engine.core.submit_flush()
+    engine.run()
+    in_host = engine.core.residency.directory.ready_in(1)
+    wake(engine)
+    assert counted(engine, "rewarmed_blocks") == 8
+    assert engine.core.residency.directory.ready_in(1) == in_host
+
+
+def test_it_comes_back_while_memory_still_comes(monkeypatch):
+    """Of a large tier only what fits into the first piece of memory comes back."""
+    monkeypatch.setattr("kvtier.engine.resizing.GROW_BYTES", 2 * PAGE_BYTES)
+    engine = make_engine(gpu=8, host=16)
+    serve(engine, prompt(1, 8))
+    sleep(engine)
+    engine.core.submit_wake()
+    while engine.plan() or engine.held:
+        engine.finish(min(engine.held, key=lambda batch: batch.remap is not None))  # blocks before memory
+    assert counted(engine, "rewarmed_blocks") == 8
+
+
+def test_what_is_queued_for_nobody_does_not_start():
+    """A cache that is to sleep reads a slow disk first."""
+    engine = on_disk(1)
+    engine.core.prefetch(prompt(1, 4), 0.0)
+    engine.core.submit_sleep()
+    engine.plan()
+    assert [bool(batch.remap) for batch in engine.held] == [True]
+
+
+def test_nothing_comes_up_while_the_rest_is_saved():
+    """A tier that is being emptied is filled at the other end."""
+    engine = on_disk(1)
+    serve(engine, prompt(2, 4))
+    engine.core.submit_sleep()
+    engine.plan()
+    engine.core.prefetch(prompt(1, 4), 0.0)
+    engine.plan()
+    assert {(batch.source, batch.target) for batch in engine.held} == {(0, 1)}
 
 
 def test_what_has_no_room_below_is_dropped_and_said():
@@ -192,11 +271,7 @@ def test_who_holds_slots_keeps_it_awake_and_is_named():
 
 def test_a_reservation_that_loads_keeps_it_awake():
     """Memory goes under a load."""
-    disk = DictTier()
-    serve(before := make_engine(gpu=8, host=None, disk=disk), prompt(1, 4))
-    before.core.submit_flush()
-    before.run()
-    engine = make_engine(gpu=8, host=None, disk=disk)
+    engine = on_disk(1)
     ticket = engine.submit_reserve(engine.match(prompt(1, 4)), 4)
     engine.plan()
     with pytest.raises(UsageError, match="wait for some"):
@@ -212,11 +287,7 @@ def test_a_reservation_that_loads_keeps_it_awake():
 
 def test_what_is_brought_up_for_a_hint_does_not_keep_it_awake():
     """A prefetch into the top tier holds its slots against sleep, or starts in it."""
-    disk = DictTier()
-    serve(before := make_engine(gpu=8, host=None, disk=disk), prompt(1, 4))
-    before.core.submit_flush()
-    before.run()
-    engine = make_engine(gpu=8, host=None, disk=disk)
+    engine = on_disk(1)
     engine.core.prefetch(prompt(1, 4), 0.0)
     engine.plan()
     asked = engine.core.submit_sleep()
@@ -279,10 +350,12 @@ def test_as_much_memory_as_there_is_wakes_it_and_more_comes_later(monkeypatch):
             engine.core.submit_resize("gpu", 4 * PAGE_BYTES)
         patch.setattr(host_memory, "available_bytes", lambda: 3 * PAGE_BYTES)
         assert wake(engine) == Woken(3 * PAGE_BYTES, 6 * PAGE_BYTES)
-    serve(engine, prompt(2, 2))
+        serve(engine, prompt(2, 2))
+        assert sleep(engine) == Slept(3 * PAGE_BYTES, 0)
+        assert wake(engine) == Woken(3 * PAGE_BYTES, 6 * PAGE_BYTES)
     assert wake(engine) == Woken(9 * PAGE_BYTES, 0)
     assert wake(engine) == Woken(9 * PAGE_BYTES, 0)
-    assert engine.core.stats()["tiers"]["gpu"]["no_memory"] == 2
+    assert engine.core.stats()["tiers"]["gpu"]["no_memory"] == 3
 
 
 def test_a_size_that_was_chosen_since_is_not_undone():
