@@ -332,7 +332,7 @@ def test_whoever_maps_or_unmaps_has_the_tiers_lock(cache: Any, monkeypatch: pyte
 
     for verb in ("show", "hide", "check"):
         watched(tier.sequences._ranges, verb)
-    for verb in ("map", "shrink"):
+    for verb in ("fill", "map", "shrink", "sleep", "wake"):
         watched(tier._arena, verb)
     watched(tier._driver, "view")
     lease = lease_of(cache, keys_of(cache, 1, 2))
@@ -340,8 +340,12 @@ def test_whoever_maps_or_unmaps_has_the_tiers_lock(cache: Any, monkeypatch: pyte
     view.kv(0)
     view.close()
     cache.resize("gpu", 32 << 10)
+    cache.resize("gpu", 64 << 10)
+    cache.release(lease)
+    cache.sleep()
+    cache.wake()
     assert tier.check() == []
-    assert held == dict.fromkeys(("show", "hide", "check", "map", "shrink", "view"), True)
+    assert held == dict.fromkeys(("show", "hide", "check", "fill", "map", "shrink", "sleep", "wake", "view"), True)
 
 
 def test_a_range_serves_the_next_lease(cache: Any) -> None:
