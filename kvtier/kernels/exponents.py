@@ -22,6 +22,7 @@ Units:  values, bytes.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.errors import CorruptBlock
 from kvtier.kernels.arrays import FORMATS, Bits, Bytes, item_bytes
@@ -94,18 +95,29 @@ def decode(coded: Bytes, dtype: str, values: int) -> Bits:
     if head == raw_head(dtype, values):
         raw: Bits = coded[HEAD_BYTES : head.length_bytes].view(kind).copy()
         return raw
-    if head.codec == RAW or layout is None or head != _head_of(layout, dtype, values, head.escapes):
-        raise CorruptBlock(f"a coded block with the head {head}, where {values} values of {dtype} are expected")
+    positions, escaped = escapes_of(coded, dtype, values)
+    assert layout is not None, "its head was that of a coded block"
     groups = values // GROUP_VALUES
-    escapes = coded[layout.escapes : head.length_bytes].view("<u4")
-    positions = escapes >> np.uint32(8)
-    if len(positions) and int(positions.max()) >= values:
-        raise CorruptBlock(f"a coded block with an escape at {int(positions.max())} of {values} values")
     nibbles = coded[layout.nibbles : layout.bytes].reshape(groups, HALF)
     bases = coded[layout.bases : layout.bases + groups, None].astype(np.uint32)
     exponents = (bases - np.concatenate([nibbles & 15, nibbles >> 4], axis=1)).reshape(-1)
-    exponents[positions] = escapes & np.uint32(0xFF)
+    exponents[positions] = escaped
     return _join(exponents, _residues(coded[layout.bytes : layout.bases], values, dtype), dtype)
+
+
+def escapes_of(coded: Bytes, dtype: str, values: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Positions and exponents of the escapes of a block that is kept coded.
+
+    Raises CorruptBlock if the head does not belong to such a block, or an escape lies outside of it.
+    """
+    head, layout = CodedHead.of(coded), Layout.of(dtype, values)
+    if head.codec == RAW or layout is None or head != _head_of(layout, dtype, values, head.escapes):
+        raise CorruptBlock(f"a coded block with the head {head}, where {values} values of {dtype} are expected")
+    escapes = coded[layout.escapes : head.length_bytes].view("<u4").astype(np.uint32)
+    positions = escapes >> np.uint32(8)
+    if len(positions) and int(positions.max()) >= values:
+        raise CorruptBlock(f"a coded block with an escape at {int(positions.max())} of {values} values")
+    return positions, escapes & np.uint32(0xFF)
 
 
 def _head_of(layout: Layout, dtype: str, values: int, escapes: int) -> CodedHead:

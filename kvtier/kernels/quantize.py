@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kvtier.errors import CorruptBlock
 from kvtier.kernels.arrays import Bytes
-from kvtier.kernels.coded import CODECS, HEAD_BYTES, INT8, CodedHead, quantized_head
+from kvtier.kernels.coded import CODECS, HEAD_BYTES, CodedHead, quantized_head
 from kvtier.kernels.floats import (
     BFLOAT16_NAN,
     E4M3_LARGEST,
@@ -44,7 +44,7 @@ def encode(rows: NDArray[Any], dtype: str, codec: str) -> Bytes:
     values = to_float(rows, dtype)
     with np.errstate(invalid="ignore"):  # signalling NaNs
         largest = np.abs(values).max(axis=1, initial=0)
-        scales = _scales(largest, codec)
+        scales = scales_of(largest, codec)
         usable = (largest > 0) & np.isfinite(largest)
         divisors = np.where(usable, bfloat16_to_float(scales), 1).astype(np.float32)
         ratios: F32 = values / divisors[:, None]
@@ -67,13 +67,18 @@ def decode(coded: Bytes, dtype: str, rows: int, row_values: int, codec: str) -> 
     scales_at = HEAD_BYTES + head.values
     codes = coded[HEAD_BYTES:scales_at].reshape(rows, row_values)
     scales = coded[scales_at : head.length_bytes].view("<u2").astype(np.uint16)
-    plain = codes.view(np.int8).astype(np.float32) if head.codec == INT8 else e4m3_to_float(codes)
+    return restored(codes, scales, dtype, codec)
+
+
+def restored(codes: Bytes, scales: U16, dtype: str, codec: str) -> NDArray[Any]:
+    """Rows in their dtype, [rows, row_values], from their codes and scales [rows]."""
+    plain = codes.view(np.int8).astype(np.float32) if codec == "int8" else e4m3_to_float(codes)
     with np.errstate(over="ignore", invalid="ignore"):
-        restored = plain * bfloat16_to_float(scales)[:, None]
-    return from_float(np.clip(restored, -LARGEST[dtype], LARGEST[dtype]), dtype)
+        values = plain * bfloat16_to_float(scales)[:, None]
+    return from_float(np.clip(values, -LARGEST[dtype], LARGEST[dtype]), dtype)
 
 
-def _scales(largest: F32, codec: str) -> U16:
+def scales_of(largest: F32, codec: str) -> U16:
     """bfloat16 scales of rows, rounded up; at least the smallest number if anything in the row is not zero."""
     with np.errstate(under="ignore"):
         bits = (largest / np.float32(CODE_LARGEST[codec])).view(np.uint32)
