@@ -133,19 +133,22 @@ class ReadItem:
     generation: int
     length_bytes: int
     into: memoryview
+    codec: str = "none"  # in which form `into` wants it; `length_bytes` is the length of that
 
 
 @dataclass(frozen=True, slots=True)
 class WriteItem:
     """Keep one block. `source` is a whole slot; its first `length_bytes` are payload, the rest zeroes.
 
-    A memory tier is told the `place`; a persistent tier chooses it and reports it in the outcome.
+    A memory tier is told the `place`; a persistent tier chooses it and reports it in the outcome. `codec` says what the
+    payload is coded with already.
     """
 
     key: StoreKey
     length_bytes: int
     source: memoryview
     place: int = 0
+    codec: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,7 @@ class WriteBatch:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One copy that a persistent tier found when it was opened."""
+    """One copy that a persistent tier found when it was opened. `length_bytes`: as attention reads it, not as coded."""
 
     key: StoreKey
     place: int
@@ -185,7 +188,10 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One planned move of one block between two tiers (indexes into the tier list, 0 is the fastest)."""
+    """One planned move of one block between two tiers (indexes into the tier list, 0 is the fastest).
+
+    `length_bytes` is that of the block as attention reads it, however its tiers code it.
+    """
 
     handle: int
     key: StoreKey

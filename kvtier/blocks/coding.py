@@ -60,6 +60,17 @@ class Coding:
         wanted_bytes = self._fixed_bytes(raw_bytes) + raw_bytes // ESCAPES_SHARE
         return wanted_bytes if page_aligned(wanted_bytes) < page_aligned(raw_bytes) else raw_bytes
 
+    def codes(self, raw_bytes: int) -> bool:
+        """Whether a block of so many bytes can be coded: it is whole rows, or exp4 can shorten it."""
+        if self.codec in LOSSY:
+            row_bytes = self.row_values * FLOATS[self.dtype][0]
+            return raw_bytes > 0 and raw_bytes % row_bytes == 0
+        return self.codec != NONE and self.room_bytes(raw_bytes) < raw_bytes
+
+    def decodes(self, raw_bytes: int) -> bool:
+        """Whether there can be such a block, by whomever it was coded: then the room may have been another."""
+        return self.codes(raw_bytes) or (self.codec == "exp4" and self._fixed_bytes(raw_bytes) < raw_bytes)
+
     def _fixed_bytes(self, raw_bytes: int) -> int:
         """What exp4 writes whatever the values are, see `kvtier.kernels.exponents`; at least raw if it never codes."""
         item_bytes, residue_bits = FLOATS[self.dtype]
@@ -76,12 +87,14 @@ class Codings:
     def __init__(self, codec: str, groups: Sequence[GroupSpec] = ()) -> None:
         self.codec = codec
         self._shapes = tuple((group.dtype, group.head_dim) for group in groups)
+        self.lengths_bytes: tuple[int, ...] = ()  # of the model's blocks, by group
         self._rooms: dict[int, int] = {}  # raw bytes -> room: asked for each batch
 
     @classmethod
     def of(cls, codec: str, model: ModelSpec) -> "Codings":
         """Blocks that are as long as the model's have the room of their own group."""
         codings = cls(codec, model.groups)
+        codings.lengths_bytes = tuple(spec.block_bytes for spec in block_specs(model))
         for spec, coding in zip(block_specs(model), codings.each, strict=True):
             room_bytes = coding.room_bytes(spec.block_bytes)
             codings._rooms[spec.block_bytes] = max(room_bytes, codings._rooms.get(spec.block_bytes, 0))

@@ -5,12 +5,13 @@ Owns nothing. Always: every block found is a READY copy afterwards; those whose 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import groupby
 
 from kvtier.cache.order_replay import Recalled, recall, todays_key
 from kvtier.cache.residency import Residency
 from kvtier.policies.base import Access, Policy
-from kvtier.types import StoredBlock, page_aligned
+from kvtier.types import StoredBlock
 
 
 def adopt(residency: Residency, tier: int, blocks: Iterable[StoredBlock], rows: Mapping[bytes, bytes]) -> None:
@@ -21,8 +22,8 @@ def adopt(residency: Residency, tier: int, blocks: Iterable[StoredBlock], rows: 
     known = set() if recalled is None else _reinstate(residency, tier, handles, recalled)
     order.found(rows)
     unknown = (handle for handle in handles if handle not in known)
-    for length_bytes, alike in groupby(unknown, key=directory.length_bytes):
-        order.touch(list(alike), Access.FILL, page_aligned(length_bytes))
+    for size_class, alike in groupby(unknown, key=partial(_size_class, residency, tier)):
+        order.touch(list(alike), Access.FILL, size_class)
     residency.retire_ghosts(order)
 
 
@@ -32,11 +33,11 @@ def _reinstate(residency: Residency, tier: int, handles: list[int], recalled: Re
     handle_at = {directory.place(handle, tier): handle for handle in handles}
     owner_of = {place: then for then, place in recalled.places.items()}  # one of two, should the log be broken
     found = {then: handle_at[place] for place, then in owner_of.items() if place in handle_at}
-    renamed = _of_their_size(residency, recalled.policy, found)
+    renamed = _of_their_size(residency, tier, recalled.policy, found)
     if recalled.name != order.name:  # another policy takes over the order alone
         leaving = recalled.policy.candidates(len(recalled.policy))
         for handle in (renamed[then] for then in leaving if then in renamed):
-            order.touch([handle], Access.FILL, page_aligned(directory.length_bytes(handle)))
+            order.touch([handle], Access.FILL, _size_class(residency, tier, handle))
         return set(renamed.values())
     ghosts = _ghosts(residency, recalled)
     residents = set(renamed.values())
@@ -51,13 +52,18 @@ def _reinstate(residency: Residency, tier: int, handles: list[int], recalled: Re
     return {handle for handle in residents if order.remembers(handle)} - set(order.ghosts())
 
 
-def _of_their_size(residency: Residency, policy: Policy, found: Mapping[int, int]) -> dict[int, int]:
+def _size_class(residency: Residency, tier: int, handle: int) -> int:
+    directory = residency.directory
+    return residency.levels[tier].size_class_at(directory.place(handle, tier), directory.length_bytes(handle))
+
+
+def _of_their_size(residency: Residency, tier: int, policy: Policy, found: Mapping[int, int]) -> dict[int, int]:
     """Those residents of then at whose place a block of the same size lies now.
 
     The last rows of the order may be missing, and a place have gone to another size since: who looks for room of that
     size would never find the block in the size class of its forerunner.
     """
-    size_of = {then: page_aligned(residency.directory.length_bytes(handle)) for then, handle in found.items()}
+    size_of = {then: _size_class(residency, tier, handle) for then, handle in found.items()}
     alike = {then for size in {*size_of.values()} for then in _members(policy, size) if size_of.get(then) == size}
     return {then: handle for then, handle in found.items() if then in alike}
 

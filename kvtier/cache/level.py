@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtier.allocator.slot_pool import SlotPool
 from kvtier.allocator.vmm import Geometry
+from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.policies.base import Policy
 
 
@@ -19,6 +20,7 @@ class Room:
     extent: Callable[[int], int]  # place -> extent: emptied as a whole, it serves any size
     used_bytes: Callable[[], int]
     excess_bytes: Callable[[], int]  # to be given back, for the disk has less free than it should
+    stride_bytes_at: Callable[[int], int] | None = None  # place -> what its block takes; None: as its length says
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class Level:
     stride_bytes: int
     pool: SlotPool | None = None
     room: Room | None = None
+    codings: Codings = UNCODED
     host_addressable: bool = True
     low_watermark: float = 0.1
     high_watermark: float = 0.2
@@ -62,6 +65,21 @@ class Level:
     def slots_usable(self) -> int:
         """Slots that may hold a block: all but the null slot."""
         return self.capacity_bytes // self.stride_bytes
+
+    @property
+    def sizes_vary(self) -> bool:
+        """Whether it shows only when a block is written what it takes."""
+        return self.codings.codec == "exp4"
+
+    def size_class(self, length_bytes: int) -> int:
+        """The bytes that a block of a length, as attention reads it, is expected to take here."""
+        return self.codings.slot_bytes(length_bytes)
+
+    def size_class_at(self, place: int, length_bytes: int) -> int:
+        """What the copy at a place does take: a tier may have coded it better or worse than expected, or not at all."""
+        if self.room is None or self.room.stride_bytes_at is None:
+            return self.size_class(length_bytes)
+        return self.room.stride_bytes_at(place)
 
     def batch_blocks(self, length_bytes: int) -> int:
         """How many blocks of a length make a batch that is worth its overhead."""

@@ -24,7 +24,6 @@ from kvtier.cache.transitions import Move, State
 from kvtier.events import Forgotten, Journal, Reason
 from kvtier.metrics import Counters
 from kvtier.policies.base import Access, Policy
-from kvtier.types import page_aligned
 
 
 class Leaving(NamedTuple):
@@ -87,16 +86,18 @@ class Residency:
         for handle, slot in zip(handles, slots, strict=True):
             level.slots.occupy(slot, handle)
         self.directory.publish_held(handles, 0, slots)
-        ways = ((self.directory.was_reused(handle), page_aligned(length_bytes(handle))) for handle in handles)
+        ways = ((self.directory.was_reused(handle), level.size_class(length_bytes(handle))) for handle in handles)
         for (reused, size_class), alike in groupby(zip(ways, handles, strict=True), key=itemgetter(0)):
             access = Access.MOVED if reused else Access.FILL
             level.policy.touch([handle for _, handle in alike], access, size_class)
         self.retire_ghosts(level.policy)
 
     def _enter(self, handle: int, tier: int) -> None:
-        policy = self.levels[tier].policy
-        access = Access.MOVED if self.directory.was_reused(handle) else Access.FILL
-        policy.touch([handle], access, page_aligned(self.directory.length_bytes(handle)))
+        level, directory = self.levels[tier], self.directory
+        policy = level.policy
+        access = Access.MOVED if directory.was_reused(handle) else Access.FILL
+        size_class = level.size_class_at(directory.place(handle, tier), directory.length_bytes(handle))
+        policy.touch([handle], access, size_class)
         self.retire_ghosts(policy)
         for above in range(tier):
             if self.directory.is_ready(handle, above):

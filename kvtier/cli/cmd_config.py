@@ -10,9 +10,11 @@ from typing import Any
 
 import yaml
 
+from kvtier.blocks.coding import Codings
 from kvtier.blocks.namespace import fingerprint
 from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.config import Config, load_config
+from kvtier.config.codecs import coded_model
 from kvtier.config.notes import slots_of
 from kvtier.config.schema import LmdbTierConfig, TierConfig
 from kvtier.config.sources import parse_path
@@ -97,24 +99,26 @@ def capacity_facts(config: Config) -> dict[str, Any]:
             {
                 "name": tier.name,
                 "capacity_bytes": tier.capacity_bytes,
-                "tokens": _tokens_of(config.model, specs, tier, f"tiers[{index}]"),
+                "tokens": _tokens_of(config.model, specs, tier, codings, f"tiers[{index}]"),
             }
-            for index, tier in enumerate(config.tiers)
+            for index, (tier, codings) in enumerate(
+                zip(config.tiers, coded_model(config.model, config.tiers), strict=True)
+            )
         ],
     }
 
 
-def _tokens_of(model: ModelSpec, specs: Sequence[BlockSpec], tier: TierConfig, where: str) -> int:
-    """How many tokens' whole blocks fit: slots take the largest block, a store has extents of each size beside its
-    index."""
+def _tokens_of(model: ModelSpec, specs: Sequence[BlockSpec], tier: TierConfig, codings: Codings, where: str) -> int:
+    """How many tokens' whole blocks fit, coded as most of them are: slots take the largest block, a store has extents
+    of each size beside its index."""
     spans = [model.groups[spec.group].block_tokens for spec in specs]
     span_tokens = math.lcm(*spans)  # in which every group has whole blocks
     if not isinstance(tier, LmdbTierConfig):
-        slots = slots_of(tier, max(spec.stride_bytes for spec in specs))
+        slots = slots_of(tier, max(codings.slot_bytes(spec.block_bytes) for spec in specs))
         return slots // sum(span_tokens // span for span in spans) * span_tokens
     budget = split(tier.capacity_bytes, max(spec.block_bytes for spec in specs), where)
     extents = sum(
-        Fraction(span_tokens // span, budget.extent_bytes // spec.stride_bytes)
+        Fraction(span_tokens // span, budget.extent_bytes // codings.slot_bytes(spec.block_bytes))
         for span, spec in zip(spans, specs, strict=True)
     )
     return int(budget.extents_max / extents) * span_tokens

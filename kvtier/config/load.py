@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.config import rules
+from kvtier.config.codecs import check_codable, check_codecs, identity_of, with_codecs
 from kvtier.config.document import read_document
 from kvtier.config.fields import validated
 from kvtier.config.model import groups_of, model_spec, resolve_epoch
@@ -70,6 +71,7 @@ def _load(sources: Sources, environ: Mapping[str, str]) -> Config:
         rules.check_prefetch(model, tiers, prefetch, problems)
     if problems or not (section and model and prefetch and limits):
         raise _combined(problems)
+    tiers = with_codecs(tiers)
     config = Config(model, tiers, prefetch, limits, notes=notes_on(model, tiers))
     return replace(config, settings=settings_of(config, section, sources))
 
@@ -86,6 +88,9 @@ def _model(
     section: ModelSection, tiers: tuple[TierConfig, ...], environ: Mapping[str, str], problems: list[ConfigError]
 ) -> ModelSpec | None:
     groups = groups_of(section, problems)
+    if tiers:
+        check_codecs(tiers, section.codec if "codec" in section.model_fields_set else None, problems)
+        check_codable(groups, tiers, problems)
     rules.check_hash(section.hash, tiers, problems)
     if section.weights_epoch == "auto":
         rules.check_store_outside_weights(section.weights, tiers, problems)
@@ -94,7 +99,7 @@ def _model(
     except ConfigError as error:
         problems.append(error)
         return None
-    return model_spec(section, groups, epoch) if groups else None
+    return model_spec(section, groups, epoch, identity_of(tiers)) if groups else None
 
 
 def _combined(problems: list[ConfigError]) -> ConfigError:

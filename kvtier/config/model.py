@@ -54,7 +54,8 @@ def resolve_epoch(section: ModelSection, environ: Mapping[str, str]) -> str:
     return weights_epoch(section.weights, cache_folder(environ))
 
 
-def model_spec(section: ModelSection, groups: tuple[GroupSpec, ...], epoch: str) -> ModelSpec:
+def model_spec(section: ModelSection, groups: tuple[GroupSpec, ...], epoch: str, codec: str) -> ModelSpec:
+    """codec: as the tiers have it."""
     return ModelSpec(
         name=section.name,
         weights_epoch=epoch,
@@ -65,7 +66,7 @@ def model_spec(section: ModelSection, groups: tuple[GroupSpec, ...], epoch: str)
         tensor_parallel=section.tensor_parallel,
         pipeline_parallel=section.pipeline_parallel,
         context_parallel=section.context_parallel,
-        codec=section.codec,
+        codec=codec,
     )
 
 

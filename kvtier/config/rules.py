@@ -11,7 +11,9 @@ from math import ceil, gcd
 from pathlib import Path
 
 from kvtier.blocks.algorithms import HASHES
+from kvtier.blocks.coding import LOSSY
 from kvtier.blocks.spec import DTYPES, SEGMENT_NAMES, BlockSpec, block_specs
+from kvtier.config.codecs import codecs_of, stride_bytes_max
 from kvtier.config.notes import slots_of
 from kvtier.config.schema import (
     TIER_TYPES,
@@ -101,11 +103,15 @@ def check_sizes(
 ) -> None:
     """Refuse tiers that hold next to nothing, and a queue under one block."""
     largest = max(block_specs(model), key=lambda spec: spec.stride_bytes)
-    for index, tier in enumerate(tiers):
-        if tier.capacity_bytes < BLOCKS_MIN * largest.stride_bytes:
-            problems.append(_too_small(f"tiers[{index}].capacity", tier.capacity_bytes, BLOCKS_MIN, largest, model))
+    terms = _block_terms(largest, model)
+    for index, (tier, codec) in enumerate(zip(tiers, codecs_of(tiers), strict=True)):
+        stride_bytes = stride_bytes_max(model, codec)
+        if tier.capacity_bytes < BLOCKS_MIN * stride_bytes:
+            coded = f"{terms}, in {codec}" if codec in LOSSY else terms
+            where = f"tiers[{index}].capacity"
+            problems.append(_too_small(where, tier.capacity_bytes, BLOCKS_MIN, stride_bytes, coded))
     if limits.queue_bytes < largest.stride_bytes:
-        problems.append(_too_small("limits.queue", limits.queue_bytes, 1, largest, model))
+        problems.append(_too_small("limits.queue", limits.queue_bytes, 1, largest.stride_bytes, terms))
 
 
 def check_sequence_views(model: ModelSpec, tiers: Sequence[TierConfig], problems: list[ConfigError]) -> None:
@@ -131,7 +137,7 @@ def check_prefetch(
     """Refuse a budget that was asked for and comes to no slot at all (sglang PR#26449)."""
     if len(tiers) < 3 or not isinstance(tiers[1], HostTierConfig) or "budget" not in prefetch.model_fields_set:
         return
-    slots = slots_of(tiers[1], max(spec.stride_bytes for spec in block_specs(model)))
+    slots = slots_of(tiers[1], stride_bytes_max(model, codecs_of(tiers)[1]))
     if prefetch.budget and not int(prefetch.budget * slots):
         problem = f"{prefetch.budget:g} of the {slots} slots of {tiers[1].name} is less than one: no hint could help"
         remedy = f"Use at least {ceil(100 / slots)}%, 0 to do without, or a larger {tiers[1].name}."
@@ -147,11 +153,12 @@ def check_store_outside_weights(weights: Path | None, tiers: Sequence[TierConfig
             problems.append(ConfigError(f"tiers[{index}].path", problem, remedy))
 
 
-def _too_small(path: str, have_bytes: int, blocks: int, spec: BlockSpec, model: ModelSpec) -> ConfigError:
-    need_bytes = blocks * spec.stride_bytes
+def _too_small(path: str, have_bytes: int, blocks: int, stride_bytes: int, terms: str) -> ConfigError:
+    """terms: how a block comes by its bytes."""
+    need_bytes = blocks * stride_bytes
     problem = (
         f"{readable_bytes(have_bytes)} is less than {blocks} block{'s' * (blocks > 1)} of "
-        f"{readable_bytes(spec.stride_bytes)} ({_block_terms(spec, model)})"
+        f"{readable_bytes(stride_bytes)} ({terms})"
     )
     return ConfigError(path, problem, f"Use at least {readable_bytes(need_bytes, up=True)}, or fewer block_tokens.")
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvtier.blocks.algorithms import HASHES
+from kvtier.blocks.coding import CODECS, LOSSY, NONE
 from kvtier.blocks.spec import DTYPES, LAYOUTS, SEGMENT_NAMES
 from kvtier.config.fields import (
     Bytes,
@@ -38,6 +39,8 @@ from kvtier.errors import UsageError
 from kvtier.registry import POLICY_ENTRY_POINTS, suggestion
 from kvtier.types import ModelSpec
 
+RAW_ONLY = ("is not for the tier that attention reads: its slots hold KV as it is", "Put it on a host or lmdb tier.")
+NO_FIXED_SIZE = ("makes blocks of no fixed size, and a host tier has slots of one", "Use it on the lmdb tier.")
 MaybeDtype = Annotated[str | None, one_of("dtype", DTYPES)]
 Kind = one_of(
     "kind",
@@ -90,7 +93,7 @@ class ModelSection(Section):
     tensor_parallel: Count = Field(default=1, examples=["1"])
     pipeline_parallel: Count = Field(default=1, examples=["1"])
     context_parallel: Count = Field(default=1, examples=["1"])
-    codec: Annotated[str, one_of("codec", ["none"])] = Field(default="none", examples=["none"])
+    codec: Annotated[str, one_of("codec", (NONE, *LOSSY))] = Field(default=NONE, examples=["none"])
 
 
 class _Tier(Section):
@@ -116,6 +119,9 @@ class GpuTierConfig(_Tier):
     )
     device: Device = Field(default="auto", examples=["auto"])
     sequence_views: Flag = Field(default=False, examples=["true"])
+    codec: Annotated[str, one_of("codec", [NONE], dict.fromkeys(CODECS[1:], RAW_ONLY))] = Field(
+        default=NONE, examples=["none"]
+    )
 
 
 class HostTierConfig(_Tier):
@@ -125,6 +131,9 @@ class HostTierConfig(_Tier):
     name: Name = Field(default="host", examples=["host"])
     pin: Annotated[str, Wanted] = Field(default="auto", examples=["auto"])
     hugepages: Annotated[str, Wanted] = Field(default="auto", examples=["auto"])
+    codec: Annotated[str, one_of("codec", (NONE, *LOSSY), {"exp4": NO_FIXED_SIZE})] = Field(
+        default=NONE, examples=["int8"]
+    )
 
 
 class LmdbTierConfig(_Tier):
@@ -141,8 +150,10 @@ class LmdbTierConfig(_Tier):
         default="slab", examples=["slab"]
     )
     verify: Flag = Field(default=True, examples=["true"])
+    codec: Annotated[str, one_of("codec", CODECS)] = Field(default=NONE, examples=["exp4"])
 
 
+# A `codec` that is not said is that of the tier above, if that is lossy: see `config.codecs`.
 TierConfig = GpuTierConfig | HostTierConfig | LmdbTierConfig
 TIER_TYPES: dict[str, type[TierConfig]] = {"gpu": GpuTierConfig, "host": HostTierConfig, "lmdb": LmdbTierConfig}
 

@@ -6,6 +6,7 @@ as what it came to.
 
 from pathlib import Path
 
+from kvtier.blocks.coding import LOSSY
 from kvtier.config.document import Where, path_text
 from kvtier.config.fields import Section, yaml_key
 from kvtier.config.schema import GROUP_KEYS, Config, ModelSection, Setting
@@ -16,7 +17,8 @@ from kvtier.config.units import format_bytes, format_seconds
 def settings_of(config: Config, section: ModelSection, sources: Sources) -> dict[str, Setting]:
     """The settings in the order of the schema. `section` is what `config.model` was made of."""
     found: dict[Where, object] = {}
-    model = section.model_copy(update={"weights_epoch": config.model.weights_epoch, "groups": None})
+    identity = {"weights_epoch": config.model.weights_epoch, "codec": config.model.codec}
+    model = section.model_copy(update=identity | {"groups": None})
     found.update(_values(model, ("model",)))
     if section.groups is not None:
         for key in GROUP_KEYS:  # each group says its own
@@ -27,7 +29,19 @@ def settings_of(config: Config, section: ModelSection, sources: Sources) -> dict
         found.update(_values(tier, ("tiers", index)))
     found.update(_values(config.prefetch, ("prefetch",)))
     found.update(_values(config.limits, ("limits",)))
-    return {path_text(where): Setting(value, sources.origin_of(where)) for where, value in found.items()}
+    origins = {where: sources.origin_of(where) for where in found} | _codec_origins(config, sources)
+    return {path_text(where): Setting(value, origins[where]) for where, value in found.items()}
+
+
+def _codec_origins(config: Config, sources: Sources) -> dict[Where, str]:
+    """A codec that nobody wrote follows from the tier that has a lossy one."""
+    codecs = [tier.codec for tier in config.tiers]
+    lossy = next((index for index, codec in enumerate(codecs) if codec in LOSSY), None)
+    if lossy is None:
+        return {}
+    followers: list[Where] = [("model", "codec"), *(("tiers", at, "codec") for at in range(lossy + 1, len(codecs)))]
+    silent = [where for where in followers if sources.origin_of(where) == "default"]
+    return dict.fromkeys(silent, f"tiers[{lossy}].codec ({sources.origin_of(('tiers', lossy, 'codec'))})")
 
 
 def _values(section: Section, where: Where) -> dict[Where, object]:

@@ -15,13 +15,16 @@ import numpy as np
 
 from kvtier.allocator import host_memory
 from kvtier.allocator.slot_pool import SlotPool
+from kvtier.blocks.coding import NONE, UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.cache.level import Level, Room
 from kvtier.clock import MonotonicClock
 from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig, TierConfig, load_config
+from kvtier.config.codecs import codecs_of, coded_model, identity_of
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
+from kvtier.engine.recoding import Recoding
 from kvtier.errors import ConfigError, DriverError
 from kvtier.notices import say_once
 from kvtier.policies import POLICIES
@@ -32,9 +35,9 @@ from kvtier.tiers.base import (
     SupportsScan,
     SupportsSidecar,
     SupportsSlots,
+    SupportsStrides,
     Tier,
 )
-from kvtier.types import page_aligned
 
 log = logging.getLogger("kvtier")
 
@@ -55,19 +58,21 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
     namespaces.id_of_model(config.model)
     for note in config.notes:
         say_once(log, "configuration", note.partition(":")[0], note)
-    specs = block_specs(config.model)
+    expect_codecs(config, first)
+    specs, codings = block_specs(config.model), coded_model(config.model, config.tiers)
     length_bytes_max = max(spec.block_bytes for spec in specs)
     with ExitStack() as undo:
         tiers: list[Tier] = []
-        for index, tier_config in enumerate(config.tiers, start=first):
-            tier = open_at(index, tier_config, namespaces, length_bytes_max)
+        for index, (tier_config, coded) in enumerate(zip(config.tiers, codings, strict=True), start=first):
+            tier = open_at(index, tier_config, namespaces, length_bytes_max, coded)
             undo.callback(tier.close)
             tiers.append(tier)
-        pin_below(tiers, undo)
+        recoding = recoding_for(tiers, codings, length_bytes_max)
+        pin_below(tiers, undo, [] if recoding is None else recoding.memories())
         levels = []
-        for index, pair in enumerate(zip(config.tiers, tiers, strict=True), start=first):
+        for index, (tier_config, tier, coded) in enumerate(zip(config.tiers, tiers, codings, strict=True), start=first):
             try:
-                levels.append(level_of(*pair, specs))
+                levels.append(level_of(tier_config, tier, specs, coded))
             except KeyError as error:  # a policy of somebody else's, that is not there
                 raise ConfigError(f"tiers[{index}].policy", str(error.args[0]), "Install it, or use lru") from error
         clock = MonotonicClock()
@@ -87,40 +92,76 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
                 sidecar = tier.sidecar() if isinstance(tier, SupportsSidecar) else ()
                 core.adopt(index, tier.scan(), sidecar, clock.now())
         host_memory.trim_heap()  # columns that grow leave holes: 40 bytes for each known key
-        engine = Engine(core, tiers, clock)
+        engine = Engine(core, tiers, clock, recoding)
         undo.pop_all()  # the engine closes them from now on
     return engine, tiers[0]
 
 
-def pin_below(tiers: Sequence[Tier], undo: ExitStack) -> None:
-    """Let the device read the memory below it directly. Raises ConfigError if it has none to copy to and from."""
+def expect_codecs(config: Config, first: int) -> None:
+    """Raises ConfigError for a configuration made by hand whose parts do not agree, and for a first tier that codes:
+    whoever runs the tier above it copies blocks as they are."""
+    if codecs_of(config.tiers)[0] != NONE:
+        problem = "its slots are read and written as they are, by who runs the tier above it"
+        raise ConfigError(f"tiers[{first}].codec", problem, "Leave it out here, or put it on the lmdb tier.")
+    follows = identity_of(config.tiers)
+    if config.model.codec != follows:
+        problem = f"{config.model.codec}, and the tiers' is {follows}"
+        raise ConfigError("model.codec", problem, "Load the configuration, or give the model the tiers' lossy codec.")
+
+
+def recoding_for(tiers: Sequence[Tier], codings: Sequence[Codings], length_bytes_max: int) -> Recoding | None:
+    """What codes between memory tiers; None if all of them hold blocks as they are."""
+    for tier, coded in zip(tiers, codings, strict=True):
+        if isinstance(tier, SupportsSlots) and coded.codec != NONE:
+            return Recoding(coded, length_bytes_max)
+    return None
+
+
+def pin_below(tiers: Sequence[Tier], undo: ExitStack, others: Sequence[tuple[int, int]] = ()) -> None:
+    """Let the device read the memory below it directly. Raises ConfigError if it has none to copy to and from.
+
+    others: address and length of memory besides that blocks pass through.
+    """
     top = tiers[0]
     if not isinstance(top, SupportsPinning):
         return
     if len(tiers) > 1 and not isinstance(tiers[1], SupportsSlots):
         raise ConfigError("tiers[1].type", "a disk cannot be read into a device", "Put a host tier between them.")
     undo.callback(top.unpin)
-    for tier in tiers[1:]:
-        if isinstance(tier, SupportsSlots):
-            first, last = (np.frombuffer(tier.slot(index), np.uint8) for index in (0, tier.traits.slots - 1))
-            address = first.ctypes.data
-            try:
-                top.pin(address, last.ctypes.data + last.nbytes - address)
-            except DriverError as error:
-                say_once(log, f"tier {tier.name}", "pin", f"pin: {error}; the device copies more slowly then")
+    memories = [(f"tier {tier.name}", *_memory_of(tier)) for tier in tiers[1:] if isinstance(tier, SupportsSlots)]
+    memories += [("recoding", *memory) for memory in others]
+    for name, address, length_bytes in memories:
+        try:
+            top.pin(address, length_bytes)
+        except DriverError as error:
+            say_once(log, name, "pin", f"pin: {error}; the device copies more slowly then")
 
 
-def open_at(index: int, config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
+def _memory_of(tier: Tier) -> tuple[int, int]:
+    """Address and length of a memory tier's slots."""
+    assert isinstance(tier, SupportsSlots)
+    first, last = (np.frombuffer(tier.slot(index), np.uint8) for index in (0, tier.traits.slots - 1))
+    return first.ctypes.data, last.ctypes.data + last.nbytes - first.ctypes.data
+
+
+def open_at(
+    index: int, config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int, codings: Codings = UNCODED
+) -> Tier:
     """Open a tier; what it cannot work with is told by its place in the YAML, which the tier does not know."""
     try:
-        return open_tier(config, namespaces, length_bytes_max)
+        return open_tier(config, namespaces, length_bytes_max, codings)
     except ConfigError as error:
         key = error.path.removeprefix("tier ").removeprefix(config.name)
         raise ConfigError(f"tiers[{index}]{key}", error.problem, error.remedy) from error
 
 
-def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int) -> Tier:
-    """Open one tier for blocks of up to `length_bytes_max`. Imports only what the tier needs."""
+def open_tier(
+    config: TierConfig, namespaces: NamespaceTable, length_bytes_max: int, codings: Codings = UNCODED
+) -> Tier:
+    """Open one tier for blocks of up to `length_bytes_max`. Imports only what the tier needs.
+
+    codings: the tier's codec for the blocks of the model.
+    """
     if isinstance(config, GpuTierConfig):
         device, _, number = config.device.partition(":")
         if device == "cuda":
@@ -149,9 +190,10 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
         return HostTier.create(
             name=config.name,
             capacity_bytes=config.capacity_bytes,
-            length_bytes_max=length_bytes_max,
+            length_bytes_max=max(map(codings.room_bytes, codings.lengths_bytes), default=length_bytes_max),
             pin=config.pin,
             hugepages=config.hugepages,
+            codec=codings.codec,
         )
     if isinstance(config, LmdbTierConfig):
         from kvtier.tiers.lmdb.store import LmdbTier
@@ -165,15 +207,19 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
             min_free_bytes=config.min_free_bytes,
             durability=config.durability,
             verify=config.verify,
+            codings=codings,
         )
     assert_never(config)
 
 
-def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Level:
+def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec], codings: Codings = UNCODED) -> Level:
     """The deciding code's view of an opened tier for blocks of these groups."""
     traits = tier.traits
+    strides = tier.stride_bytes_at if isinstance(tier, SupportsStrides) else None
     room = (
-        Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes) if isinstance(tier, SupportsScan) else None
+        Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes, strides)
+        if isinstance(tier, SupportsScan)
+        else None
     )
     pool = None if room else SlotPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
     geometry, granules = (
@@ -182,7 +228,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
     if pool and geometry:
         pool.withdraw({*range(geometry.slots)}.difference(*geometry.slots_whole(granules)))
     # A request has as many blocks of every group, or nearly: their mean tells how many a store holds.
-    block_bytes = sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)
+    block_bytes = sum(codings.slot_bytes(spec.block_bytes) for spec in specs) // len(specs)
     stride_bytes = geometry.stride_bytes if geometry else tier.stride_bytes if isinstance(tier, SupportsSlots) else 0
     blocks = max(1, traits.capacity_bytes // (stride_bytes or block_bytes))
     return Level(
@@ -195,6 +241,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
         stride_bytes=stride_bytes,
         pool=pool,
         room=room,
+        codings=codings,
         host_addressable=traits.host_addressable,
         geometry=geometry,
         granules=set(granules),

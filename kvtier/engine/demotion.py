@@ -21,7 +21,7 @@ from kvtier.cache.transitions import State
 from kvtier.engine.flight import Flight
 from kvtier.engine.flushes import Flushes
 from kvtier.policies.base import up_to
-from kvtier.types import StoreKey, TransferBatch, page_aligned
+from kvtier.types import StoreKey, TransferBatch
 
 STORES_MAX = 2
 BACKOFF_FIRST_S = 0.1
@@ -101,11 +101,12 @@ class Demotions:
         handles = self._to_flush(tier) or self._to_evacuate(tier) or self._ahead_of_need(tier, level)
         if not handles:
             return []
-        size = page_aligned(self._directory.length_bytes(handles[0]))
-        alike = [h for h in handles if page_aligned(self._directory.length_bytes(h)) == size]
+        below, length_bytes = self._residency.levels[tier + 1], self._directory.length_bytes
+        size = below.size_class(length_bytes(handles[0]))
+        alike = [h for h in handles if below.size_class(length_bytes(h)) == size]
         # A store holds its sources: on a hung disk all batches together must leave most slots to the living.
         share = max(1, level.slots_usable // (2 * STORES_MAX))
-        return alike[: min(share, self._residency.levels[tier + 1].batch_blocks(size))]
+        return alike[: min(share, below.batch_blocks(size))]
 
     def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
         lane = (tier, tier + 1)
@@ -180,7 +181,7 @@ class Demotions:
         if level.room.excess_bytes() > 0:
             return None  # it gives way to others first
         length_bytes = self._directory.length_bytes(handles[0])
-        size = page_aligned(length_bytes)
+        size = level.size_class(length_bytes)
         # The tier takes places when a batch runs: what is under way may or may not be counted in its answer.
         starved = now_s < level.starved_until_s
         room = 0 if starved else max(0, level.room.blocks(length_bytes) - self._flight.blocks[lane])
@@ -188,7 +189,7 @@ class Demotions:
         count = min(len(handles), room)
         slack = min(len(handles), level.capacity_bytes // size // SLACK_DIVISOR)
         count_out = len(handles) + slack - room - self._flight.evictions[tier]
-        victims = self._victims(tier, count_out, size, incoming=handles[0])
+        victims = self._victims(tier, count_out, None if starved and level.sizes_vary else size, incoming=handles[0])
         if not count and not victims:
             return None
         leaving = [self._residency.evict(handle, tier, handles[0]) for handle in victims]
@@ -203,14 +204,19 @@ class Demotions:
 
     # ------------------------------------------------------------ leaving a persistent tier
 
-    def _victims(self, tier: int, count: int, size: int, incoming: int) -> list[int]:
-        """Up to `count` blocks of this size in policy order; if the coldest has another size, its whole extent."""
-        policy = self._residency.levels[tier].policy
+    def _victims(self, tier: int, count: int, size: int | None, incoming: int) -> list[int]:
+        """Up to `count` blocks of this size in policy order; if the coldest has another size, its whole extent.
+
+        size: None if it shows only when a block is written: an extent serves any.
+        """
+        level = self._residency.levels[tier]
+        policy = level.policy
         staying = NotEvictable(self._directory, tier, self.flushes)
         coldest = policy.candidates(1, staying) if count > 0 else []
         if not coldest:
             return []
-        if page_aligned(self._directory.length_bytes(coldest[0])) != size:
+        place = self._directory.place(coldest[0], tier)
+        if size is None or level.size_class_at(place, self._directory.length_bytes(coldest[0])) != size:
             return self.whole_extent(tier, staying) or policy.candidates(1, staying, size)
         return up_to(policy, count, staying, size, incoming)
 

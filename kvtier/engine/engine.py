@@ -22,6 +22,7 @@ from kvtier.engine.core import Core
 from kvtier.engine.executor import Executor
 from kvtier.engine.oneshot import OneShot
 from kvtier.engine.polled import Job, PolledSurface, Request
+from kvtier.engine.recoding import Recoding
 from kvtier.errors import ClosedError, InvariantError, KvtierError
 from kvtier.tiers.base import SupportsFences, SupportsPinning, Tier
 from kvtier.types import BatchDone
@@ -47,7 +48,7 @@ class Question:
 class Engine:
     """Runs a core on its own thread. All methods may be called from any thread of the process that made it."""
 
-    def __init__(self, core: Core, tiers: list[Tier], clock: Clock) -> None:
+    def __init__(self, core: Core, tiers: list[Tier], clock: Clock, recoding: Recoding | None = None) -> None:
         self._core = core
         self._surface = PolledSurface(core)
         self._clock = clock
@@ -62,7 +63,7 @@ class Engine:
         self.turns = 0  # how often the thread has planned
         self.unsaved_blocks = 0  # once closed: what a persistent tier should have and has not
         self._gate = threading.Lock()
-        self._executor = Executor(tiers, self._report)
+        self._executor = Executor(tiers, self._report, recoding)
         self._thread = threading.Thread(target=self._run, name="kvtier-engine", daemon=True)
         self._thread.start()
 

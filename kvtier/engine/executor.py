@@ -1,7 +1,8 @@
 """Carries batches out: the only place that touches worker threads.
 
 Of the two tiers of a batch one works and the other lends its slots: a disk works for memory, the upper of two memory
-tiers for the lower. Each (tier, direction) has its own threads, so that loads never queue behind stores. Writes to
+tiers for the lower. Between memory tiers whose codecs differ `Recoding` works; a disk is told what the slots hold.
+Each (tier, direction) has its own threads, so that loads never queue behind stores. Writes to
 a tier run one at a time and in order. Whatever happens, every batch is reported exactly once.
 
 Units: bytes. Owns its threads; does not own the tiers.
@@ -12,9 +13,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+from kvtier.blocks.coding import NONE
+from kvtier.engine.recoding import Recoding
 from kvtier.errors import DeviceLost, KvtierError
 from kvtier.tiers.base import SupportsDrop, SupportsFences, SupportsRemap, SupportsSlots, Tier
-from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
+from kvtier.types import BatchDone, Outcome, ReadItem, Status, Transfer, TransferBatch, WriteBatch, WriteItem
 
 PLACES, GENERATIONS = 1 << 32, 1 << 64  # as the directory's columns are wide
 
@@ -24,9 +27,13 @@ log = logging.getLogger("kvtier")
 class Executor:
     """Runs batches over `tiers` (fastest first) and calls `report` from a worker thread with each one's outcome."""
 
-    def __init__(self, tiers: Sequence[Tier], report: Callable[[BatchDone], None]) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], report: Callable[[BatchDone], None], recoding: Recoding | None = None
+    ) -> None:
+        """recoding: for memory tiers whose codecs differ."""
         self._tiers = tiers
         self._report = report
+        self._recoding = recoding
         self._threads: dict[tuple[int, str], ThreadPoolExecutor] = {}
         self._fences = ThreadPoolExecutor(1, "kvtier-fences")  # starts its thread when there is a fence
         for index, tier in enumerate(tiers):
@@ -67,7 +74,7 @@ class Executor:
         then(lost)
 
     def _run(self, batch: TransferBatch) -> None:
-        self._report(carry_out(self._tiers, batch))
+        self._report(carry_out(self._tiers, batch, self._recoding))
 
 
 def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
@@ -80,10 +87,10 @@ def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
     return target, "write"
 
 
-def carry_out(tiers: Sequence[Tier], batch: TransferBatch) -> BatchDone:
+def carry_out(tiers: Sequence[Tier], batch: TransferBatch, recoding: Recoding | None = None) -> BatchDone:
     """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing."""
     try:
-        outcomes = credible(_outcomes(tiers, batch), batch.outcomes)
+        outcomes = credible(_outcomes(tiers, batch, recoding), batch.outcomes)
     except DeviceLost as error:
         log.error("batch %d from tier %d to %d: %s", batch.batch_id, batch.source, batch.target, error)
         outcomes = [Outcome(Status.DEVICE_LOST, detail=repr(error))] * batch.outcomes
@@ -114,7 +121,7 @@ def _credible(outcome: object) -> Outcome:
     return Outcome(Status.FAILED, detail=f"the tier answered {outcome!r:.200}")
 
 
-def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
+def _outcomes(tiers: Sequence[Tier], batch: TransferBatch, recoding: Recoding | None) -> list[Outcome]:
     worker, direction = lane_of(tiers, batch)
     tier = tiers[worker]
     if batch.remap is not None:
@@ -123,19 +130,32 @@ def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
     if batch.drop is not None:
         assert isinstance(tier, SupportsDrop)
         return [tier.drop(batch.drop)]
-    if direction == "read":
-        slots = _slots(tiers[batch.target])
-        return tier.read(
-            [
-                ReadItem(t.key, t.source_place, t.source_generation, t.length_bytes, slots.slot(t.target_place))
-                for t in batch.transfers
-            ]
-        )
     if not batch.transfers:
         return tier.write(WriteBatch((), batch.evict, batch.sidecar))
-    slots = _slots(tiers[batch.source])
-    items = [WriteItem(t.key, t.length_bytes, slots.slot(t.source_place), t.target_place) for t in batch.transfers]
+    source, target = tiers[batch.source], tiers[batch.target]
+    lender = source if direction == "write" else target
+    codec = lender.traits.codec
+    if recoding is not None and not tier.traits.persistent and codec != tier.traits.codec:
+        return recoding.move(source, target, batch.transfers)
+    slots = _slots(lender)
+    lengths = [t.length_bytes if codec == NONE else _coded_bytes(recoding, t) for t in batch.transfers]
+    if direction == "read":
+        return tier.read(
+            [
+                ReadItem(t.key, t.source_place, t.source_generation, length, slots.slot(t.target_place), codec)
+                for t, length in zip(batch.transfers, lengths, strict=True)
+            ]
+        )
+    items = [
+        WriteItem(t.key, length, slots.slot(t.source_place), t.target_place, codec)
+        for t, length in zip(batch.transfers, lengths, strict=True)
+    ]
     return tier.write(WriteBatch(items, batch.evict, batch.sidecar))
+
+
+def _coded_bytes(recoding: Recoding | None, transfer: Transfer) -> int:
+    assert recoding is not None, "a memory tier codes, and nothing is there to do it"
+    return recoding.coded_bytes(transfer)
 
 
 def _slots(tier: Tier) -> SupportsSlots:

@@ -129,5 +129,3 @@ class BatchQuantizer:
         np.add(bits, lowest, out=bits)
         np.right_shift(bits, 16, out=bits)
         np.copyto(rows, bits, casting="unsafe")
-
-

@@ -1,8 +1,8 @@
 """BlockCoder: whole blocks into their coded form and back, as tiers keep them, on the CPU.
 
 Owns: one coder per codec, dtype and shape that it has met, with its work memory; so one caller at a time.
-Always: decode(encode(x)) is x with exp4, and what `quantize` gives with int8 and fp8, to the bit; damaged bytes end in a
-        False for their block, never in an access outside the arrays.
+Always: decode(encode(x)) is x with exp4, and what `quantize` gives with int8 and fp8, to the bit; damaged bytes end in
+        a False for their block, never in an access outside the arrays.
 Units:  bytes, blocks.
 """
 
@@ -67,12 +67,14 @@ class BlockCoder:
         for start in range(0, len(raw), together):
             some = slice(start, start + together)
             rows = np.ascontiguousarray(raw[some]).view(_NUMPY[coding.dtype]).reshape(-1, coding.row_values)
-            codes = np.empty(rows.shape, np.uint8)
-            scales = np.empty(len(rows), "<u2")
-            quantizer.encode(rows, codes, scales)
-            blocks = len(raw[some])
-            coded[some, HEAD_BYTES:scales_at] = codes.reshape(blocks, -1)
-            coded[some, scales_at : head.length_bytes] = scales.view(np.uint8).reshape(blocks, -1)
+            codes, scales = coded[some, HEAD_BYTES:scales_at], coded[some, scales_at : head.length_bytes]
+            if together == 1:
+                quantizer.encode(rows, codes[0].reshape(rows.shape), scales[0].view("<u2"))
+                continue
+            rows_codes, rows_scales = np.empty(rows.shape, np.uint8), np.empty(len(rows), "<u2")
+            quantizer.encode(rows, rows_codes, rows_scales)
+            codes[...] = rows_codes.reshape(codes.shape)
+            scales[...] = rows_scales.view(np.uint8).reshape(scales.shape)
         return [head.length_bytes] * len(raw)
 
     def _dequantize(self, coding: Coding, block: Bytes, row: Bytes) -> bool:

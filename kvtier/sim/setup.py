@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from kvtier.blocks.spec import block_specs
 from kvtier.cache.level import Level
 from kvtier.config import Config, TierConfig
+from kvtier.config.codecs import coded_model
 from kvtier.sim.tier_model import Speed, TierModel, modelled
 from kvtier.types import ModelSpec
 
@@ -52,7 +53,11 @@ class Setup:
     def tiers(self) -> list[tuple[TierModel, Level]]:
         """The tiers, empty. Raises ConfigError for one without room for a few blocks."""
         specs = block_specs(self.model)
-        return [modelled(tier, specs, self.policy, self.speeds.get(tier.name)) for tier in self.config.tiers]
+        codings = coded_model(self.model, self.config.tiers)
+        return [
+            modelled(tier, specs, self.policy, self.speeds.get(tier.name), coded)
+            for tier, coded in zip(self.config.tiers, codings, strict=True)
+        ]
 
     def with_more(self, name: str, more_bytes: int) -> "Setup":
         """The same with a larger tier."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvtier.allocator.extents import ExtentAllocator
 from kvtier.allocator.slot_pool import SlotPool
+from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.spec import BlockSpec
 from kvtier.cache.level import Level, Room
 from kvtier.config import GpuTierConfig, LmdbTierConfig, TierConfig
@@ -20,7 +21,7 @@ from kvtier.tiers import arena_tier, gpu, host
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb import store
 from kvtier.tiers.lmdb.budget import split
-from kvtier.types import DONE, PAGE_BYTES, BatchDone, Outcome, Status, TransferBatch, page_aligned
+from kvtier.types import DONE, PAGE_BYTES, BatchDone, Outcome, Status, TransferBatch
 
 OWNER = 1  # who holds a place does not matter here; 0 means nobody
 
@@ -54,11 +55,14 @@ class MemoryModel:
 class StoreModel:
     """A store on disk: it chooses places, numbers what it writes, and may be full."""
 
-    def __init__(self, name: str, traits: TierTraits, speed: Speed, extents: ExtentAllocator) -> None:
+    def __init__(
+        self, name: str, traits: TierTraits, speed: Speed, extents: ExtentAllocator, codings: Codings = UNCODED
+    ) -> None:
         self.name = name
         self.traits = traits
         self.speed = speed
         self._extents = extents
+        self._codings = codings
         self._generation = 0
         self._generations: dict[int, int] = {}  # place -> generation
 
@@ -67,7 +71,7 @@ class StoreModel:
         return Room(self._left, self._extents.extent_of, lambda: self._extents.used_pages * PAGE_BYTES, lambda: 0)
 
     def _left(self, length_bytes: int) -> int:
-        extents, stride_pages = self._extents, page_aligned(length_bytes) // PAGE_BYTES
+        extents, stride_pages = self._extents, self._codings.slot_bytes(length_bytes) // PAGE_BYTES
         unlent = max(0, extents.extents_max - extents.lent_extents)
         return extents.free_slots(stride_pages) + unlent * extents.slots_per_extent(stride_pages)
 
@@ -78,7 +82,7 @@ class StoreModel:
         return BatchDone(batch.batch_id, (*written, *evicted, *[DONE] * bool(batch.sidecar)))
 
     def _write(self, length_bytes: int) -> Outcome:
-        extents, stride_pages = self._extents, page_aligned(length_bytes) // PAGE_BYTES
+        extents, stride_pages = self._extents, self._codings.slot_bytes(length_bytes) // PAGE_BYTES
         places = extents.take(stride_pages, 1)
         if not places and extents.lend(stride_pages) is not None:
             places = extents.take(stride_pages, 1)
@@ -106,24 +110,30 @@ def all_done(batch: TransferBatch) -> BatchDone:
 
 
 def modelled(
-    config: TierConfig, specs: Sequence[BlockSpec], policy: str | None = None, speed: Speed | None = None
+    config: TierConfig,
+    specs: Sequence[BlockSpec],
+    policy: str | None = None,
+    speed: Speed | None = None,
+    codings: Codings = UNCODED,
 ) -> tuple[TierModel, Level]:
     """A tier and the deciding code's view of it, for blocks of these groups.
 
-    policy: instead of the configuration's. Raises ConfigError for a capacity without room for a few blocks.
+    policy: instead of the configuration's. codings: the tier's codec; all blocks become as long as it expects.
+    Raises ConfigError for a capacity without room for a few blocks.
     """
-    stride_bytes = page_aligned(max(spec.block_bytes for spec in specs))
+    stride_bytes = max(codings.slot_bytes(spec.block_bytes) for spec in specs)
     speed = speed or SPEEDS[config.type]
     model: TierModel
     if isinstance(config, LmdbTierConfig):
-        budget = split(config.capacity_bytes, stride_bytes, f"tiers: {config.name}")
+        raw_bytes_max = max(spec.block_bytes for spec in specs)
+        budget = split(config.capacity_bytes, raw_bytes_max, f"tiers: {config.name}")
         extents = ExtentAllocator(budget.extent_bytes // PAGE_BYTES, budget.extents_max)
         payload_bytes = budget.extents_max * budget.extent_bytes
         traits = TierTraits(payload_bytes, 0, True, False, store.BATCH_BYTES, store.READERS)
-        model = StoreModel(config.name, traits, speed, extents)
+        model = StoreModel(config.name, traits, speed, extents, codings)
     else:
         model = MemoryModel(config.name, _memory_traits(config, stride_bytes), speed)
-    return model, _level(config, model, specs, stride_bytes, policy or config.policy)
+    return model, _level(config, model, specs, stride_bytes, policy or config.policy, codings)
 
 
 def _memory_traits(config: TierConfig, stride_bytes: int) -> TierTraits:
@@ -140,10 +150,19 @@ def _memory_traits(config: TierConfig, stride_bytes: int) -> TierTraits:
     return TierTraits((slots - on_device) * stride_bytes, slots, False, True, batch_bytes)
 
 
-def _level(config: TierConfig, model: TierModel, specs: Sequence[BlockSpec], stride_bytes: int, policy: str) -> Level:
+def _level(
+    config: TierConfig,
+    model: TierModel,
+    specs: Sequence[BlockSpec],
+    stride_bytes: int,
+    policy: str,
+    codings: Codings,
+) -> Level:
     traits = model.traits
     if isinstance(model, StoreModel):
-        stride_bytes = sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)  # of all groups, the mean
+        stride_bytes = sum(codings.slot_bytes(spec.block_bytes) for spec in specs) // len(
+            specs
+        )  # of all groups, the mean
     blocks = max(1, traits.capacity_bytes // stride_bytes)
     return Level(
         name=config.name,
@@ -155,6 +174,7 @@ def _level(config: TierConfig, model: TierModel, specs: Sequence[BlockSpec], str
         stride_bytes=0 if traits.persistent else stride_bytes,
         pool=None if traits.persistent else SlotPool(traits.slots, null_slot=isinstance(config, GpuTierConfig)),
         room=model.room() if isinstance(model, StoreModel) else None,
+        codings=codings,
         host_addressable=traits.host_addressable,
         low_watermark=config.low_watermark,
         high_watermark=config.high_watermark,

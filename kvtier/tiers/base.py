@@ -22,6 +22,7 @@ class TierTraits:
     capacity_bytes: payload bytes it may hold. slots: number of slots of a memory tier, 0 for a persistent one.
     persistent: survives the process. host_addressable: its slots can be the buffer of another tier's I/O.
     batch_bytes: how much to move at once to be fast. readers: reads worth running side by side.
+    codec: what a memory tier's slots hold, and what a persistent tier makes of a block that comes uncoded.
     """
 
     capacity_bytes: int
@@ -30,6 +31,7 @@ class TierTraits:
     host_addressable: bool
     batch_bytes: int
     readers: int = 1
+    codec: str = "none"
 
 
 class Tier(Protocol):
@@ -155,6 +157,15 @@ class SupportsScan(Protocol):
 
     def used_bytes(self) -> int:
         """Bytes of the blocks kept, strides included. Thread-safe, no I/O."""
+        ...
+
+
+@runtime_checkable
+class SupportsStrides(Protocol):
+    """A persistent tier in which blocks of one length may take different room, as their coded forms do."""
+
+    def stride_bytes_at(self, place: int) -> int:
+        """What the block at this place takes, padding included; 0 where there is none. Thread-safe, no I/O."""
         ...
 
 

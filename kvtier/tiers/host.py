@@ -8,6 +8,7 @@ Units:   slots (index), bytes.
 from collections.abc import Sequence
 
 from kvtier.allocator.slab import HostSlab
+from kvtier.blocks.coding import NONE
 from kvtier.errors import ConfigError
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.slots import SlotCopies
@@ -20,20 +21,29 @@ BATCH_BYTES = 16 << 20
 class HostTier:
     """A `Tier` with `SupportsSlots`; `notes` says what ``auto`` came to."""
 
-    def __init__(self, slab: HostSlab) -> None:
-        """Takes the slab over."""
+    def __init__(self, slab: HostSlab, codec: str = NONE) -> None:
+        """Takes the slab over. codec: what its slots hold."""
         self.name = slab.name
         self.stride_bytes = slab.stride_bytes
         self.notes = slab.notes
+        self._codec = codec
         self._slab = slab
         self._copies = SlotCopies(slab.name, lambda: slab.array, range(slab.slots))
 
     @classmethod
     def create(
-        cls, *, name: str, capacity_bytes: int, length_bytes_max: int, pin: str = "auto", hugepages: str = "auto"
+        cls,
+        *,
+        name: str,
+        capacity_bytes: int,
+        length_bytes_max: int,
+        pin: str = "auto",
+        hugepages: str = "auto",
+        codec: str = NONE,
     ) -> "HostTier":
         """A tier of as many slots for blocks of up to `length_bytes_max` as the capacity holds.
 
+        codec: how what comes to it is coded, and `length_bytes_max` counts.
         Raises ConfigError if that is fewer than two, or the memory cannot be had as asked.
         """
         stride_bytes = page_aligned(length_bytes_max)
@@ -44,7 +54,8 @@ class HostTier:
                 f"{capacity_bytes} bytes hold {slots} slots of {stride_bytes}",
                 f"Use at least {SLOTS_MIN * stride_bytes}",
             )
-        return cls(HostSlab(name=name, slots=slots, stride_bytes=stride_bytes, pin=pin, hugepages=hugepages))
+        slab = HostSlab(name=name, slots=slots, stride_bytes=stride_bytes, pin=pin, hugepages=hugepages)
+        return cls(slab, codec)
 
     @property
     def traits(self) -> TierTraits:
@@ -54,6 +65,7 @@ class HostTier:
             persistent=False,
             host_addressable=True,
             batch_bytes=BATCH_BYTES,
+            codec=self._codec,
         )
 
     @property

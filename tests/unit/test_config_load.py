@@ -123,7 +123,7 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ("model.weights_epoch", ["model", "weights_epoch"], 2, "quotes: '2'"),
     ("model.weights_epoch", ["model", "weights_epoch"], ..., "model.weights is not given"),
     ("model.weights", ["model", "weights"], "a\0b", "NUL"),
-    ("model.codec", ["model", "codec"], "int8", "unknown codec"),
+    ("model.codec", ["model", "codec"], "int9", "unknown codec"),
     ("model.tensor_parallel", ["model", "tensor_parallel"], 0, "from 1 to"),
     ("model.groups", ["model", "groups"], [], "not a list of groups"),
     ("model.layers", ["model", "groups"], [GROUP], "in each of model.groups"),

@@ -13,6 +13,7 @@ RECORD = layout.Record(5, block_key(b"h" * 32, 1), 4097, 77, 2**63 + 1, 1_700_00
 HEADER = layout.Header(1, 1 << 20, 4096, b"s" * 16, 1_700_000_000_000, 8 << 20, "batch")
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+WHOLE = st.integers(2**19, 2**32 - 1).map(lambda pages: pages * 4096)
 RECORDS = st.builds(
     layout.Record,
     u32,
@@ -21,7 +22,9 @@ RECORDS = st.builds(
     u64,
     u64,
     u64,
-)
+    st.none()
+    | st.builds(layout.Coded, st.sampled_from(sorted(layout.CODEC_NUMBERS)), st.integers(1, 2**32 - 1), WHOLE),
+).filter(lambda record: record.length_bytes <= record.stride_bytes)
 
 
 @given(RECORDS, u32, u32)

@@ -106,6 +106,10 @@ def describe(reader: StoreReader, look: Look, progress: Progress) -> dict[str, A
         "blocks": tally.blocks,
         "payload_bytes": tally.payload_bytes,
         "slot_bytes": tally.slot_bytes,
+        "codecs": [
+            {"codec": codec, "blocks": blocks, "raw_bytes": raw_bytes, "payload_bytes": payload_bytes}
+            for codec, (blocks, raw_bytes, payload_bytes) in sorted(tally.coded.items())
+        ],
         "oldest_ms": tally.oldest_ms,
         "newest_ms": tally.newest_ms,
         "ages": tally.ages(),

@@ -80,6 +80,7 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("on disk", f"slab {size(disk['slab'])}, index {size(disk['index'])}"),
         ("format", f"{report['format']}, {made}"),
     ]
+    lines += [("coded", _coded(row)) for row in report["codecs"] if row["codec"] != "none"]
     if report["oldest_ms"] is not None:
         for name in ("oldest", "newest"):
             stored_ms = report[f"{name}_ms"]
@@ -90,6 +91,11 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("counters", _counters(report["counters"])))
     lines.append(("checked", _verify(report)))
     return lines
+
+
+def _coded(row: dict[str, Any]) -> str:
+    ratio = row["raw_bytes"] / row["payload_bytes"]
+    return f"{_count(row['blocks'], 'block')} in {row['codec']}: {size(row['raw_bytes'])}, {ratio:.2f} times what is stored"
 
 
 def _left_behind(report: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from kvtier.tiers.lmdb.layout import PLACE_KEY
+from kvtier.blocks.coding import NONE
+from kvtier.tiers.lmdb.layout import PLACE_KEY, Record
 from kvtier.tiers.lmdb.offline import StoredRecord
 
 AGES_S = (60, 3600, 86_400, 7 * 86_400, 30 * 86_400)
@@ -31,6 +32,7 @@ class Tally:
         self.extents: set[int] = set()
         self.blocks_of: Counter[int] = Counter()  # by namespace id, as is the next
         self.payload_of: Counter[int] = Counter()
+        self.coded: dict[str, list[int]] = {}  # codec -> blocks, bytes as attention reads them, as they are stored
         self.blocks_of_stride: Counter[int] = Counter()
         self._ages = [[0, 0] for _ in (*AGES_S, None)]  # blocks, payload bytes
         self._now_ms = now_ms
@@ -65,6 +67,7 @@ class Tally:
         self.blocks_of[record.namespace] += 1
         self.payload_of[record.namespace] += record.length_bytes
         self.blocks_of_stride[stride_bytes] += 1
+        self._count_codec(record)
         stored_ms = record.stored_ms
         if self.oldest_ms is None or stored_ms < self.oldest_ms:
             self.oldest_ms = stored_ms
@@ -78,6 +81,13 @@ class Tally:
         age[1] += record.length_bytes
         if self._keep_places:
             self._places.append(stored.extent << _PLACE_PACKED | stored.slot)
+
+    def _count_codec(self, record: Record) -> None:
+        codec = NONE if record.coded is None else record.coded.codec
+        sums = self.coded.setdefault(codec, [0, 0, 0])
+        sums[0] += 1
+        sums[1] += record.raw_bytes
+        sums[2] += record.length_bytes
 
 
 def spread(items: Sequence[T], sample: int) -> list[T]:

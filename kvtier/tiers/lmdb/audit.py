@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from kvtier.tiers.lmdb.coding import head_problem
 from kvtier.tiers.lmdb.offline import StoredRecord, StoreReader
 from kvtier.tiers.lmdb.slab import SlotIO, TruncatedSlab
 
@@ -112,6 +113,8 @@ class Audit:
                 wrong.append(Audited(stored, Verdict.UNREADABLE, str(io.error)))
             elif io.checksum != stored.record.checksum:
                 wrong.append(Audited(stored, Verdict.CORRUPT, "its bytes do not match their checksum"))
+            elif problem := head_problem(stored.record, io.view):
+                wrong.append(Audited(stored, Verdict.CORRUPT, problem))
         return wrong
 
     def _forget_cached(self, batch: Iterable[StoredRecord]) -> None:

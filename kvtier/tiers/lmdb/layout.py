@@ -15,10 +15,11 @@ import xxhash
 
 from kvtier.blocks import plain_cbor
 from kvtier.errors import CorruptBlock
-from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, PAGE_BYTES, BlockKey
+from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, PAGE_BYTES, BlockKey, page_aligned
 
 FORMAT_VERSION = 1
 RECORD_VERSION = 1
+CODED_RECORD_VERSION = 2  # of a block that is kept coded: what does not know codecs leaves it alone
 
 LOCK_NAME = "lock"
 SLAB_NAME = "slab"
@@ -35,13 +36,25 @@ EXTENT_ROW = struct.Struct("<I")  # stride in pages
 
 # version, flags, hash length, reserved, namespace, length, generation, checksum, stored_ms
 _RECORD = struct.Struct("<BBBBIIQQQ")
+_CODED = struct.Struct("<II")  # raw length, stride in pages; the codec's number is in the byte reserved above
 _CHECK = struct.Struct("<Q")
+CODEC_NUMBERS = {"int8": 2, "fp8": 3, "exp4": 4}  # as in the head of a coded block
+CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
 
 LENGTH_BYTES_MAX = 2**32 - 1
 
 
+class Coded(NamedTuple):
+    """What a record says besides of a block that is kept coded. Its slot may be longer than its length needs."""
+
+    codec: str
+    raw_bytes: int
+    stride_bytes: int
+
+
 class Record(NamedTuple):
-    """What the index knows of one block. `namespace` is the tier's own id, not the engine's."""
+    """What the index knows of one block. `namespace` is the tier's own id, not the engine's; length and checksum are
+    those of the stored bytes."""
 
     namespace: int
     key: BlockKey
@@ -49,21 +62,34 @@ class Record(NamedTuple):
     generation: int
     checksum: int
     stored_ms: int
+    coded: Coded | None = None
+
+    @property
+    def raw_bytes(self) -> int:
+        """The block's length as attention reads it."""
+        return self.length_bytes if self.coded is None else self.coded.raw_bytes
+
+    @property
+    def stride_bytes(self) -> int:
+        return page_aligned(self.length_bytes) if self.coded is None else self.coded.stride_bytes
 
 
 def encode_record(place_key: bytes, record: Record) -> bytes:
     """The record of the block at `place_key`, and of no other place: the check covers the place too."""
+    coded = record.coded
     head = _RECORD.pack(
-        RECORD_VERSION,
+        RECORD_VERSION if coded is None else CODED_RECORD_VERSION,
         0,
         len(record.key) - GROUP_BYTES,
-        0,
+        0 if coded is None else CODEC_NUMBERS[coded.codec],
         record.namespace,
         record.length_bytes,
         record.generation,
         record.checksum,
         record.stored_ms,
     )
+    if coded is not None:
+        head += _CODED.pack(coded.raw_bytes, coded.stride_bytes // PAGE_BYTES)
     return _sealed(place_key, head + record.key)
 
 
@@ -73,12 +99,25 @@ def decode_record(place_key: bytes, row: bytes) -> Record:
     if len(body) < _RECORD.size:
         raise CorruptBlock("record too short")
     version, flags, hash_bytes, reserved, namespace, length, generation, checksum, stored = _RECORD.unpack_from(body)
-    if version != RECORD_VERSION or flags or reserved:
-        raise CorruptBlock(f"record of version {version}, flags {flags}")
+    coded = None
     key = body[_RECORD.size :]
+    if version == CODED_RECORD_VERSION and not flags:
+        coded, key = _coded_of(reserved, length, key)
+    elif version != RECORD_VERSION or flags or reserved:
+        raise CorruptBlock(f"record of version {version}, flags {flags}")
     if len(key) != hash_bytes + GROUP_BYTES or not 1 <= hash_bytes <= HASH_BYTES_MAX or not length:
         raise CorruptBlock("record with impossible lengths")
-    return Record(namespace, BlockKey(key), length, generation, checksum, stored)
+    return Record(namespace, BlockKey(key), length, generation, checksum, stored, coded)
+
+
+def _coded_of(number: int, length_bytes: int, rest: bytes) -> tuple[Coded, bytes]:
+    """What only a coded block's record has, and the key behind it. Raises CorruptBlock."""
+    if number not in CODEC_NAMES or len(rest) < _CODED.size:
+        raise CorruptBlock(f"record of a block in codec {number}")
+    raw_bytes, stride_pages = _CODED.unpack_from(rest)
+    if not raw_bytes or length_bytes > stride_pages * PAGE_BYTES:
+        raise CorruptBlock("record with impossible lengths")
+    return Coded(CODEC_NAMES[number], raw_bytes, stride_pages * PAGE_BYTES), rest[_CODED.size :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.index import Change, Index
 from kvtier.tiers.lmdb.layout import ID_KEY, PLACE_KEY, Record, decode_extent, decode_namespace, decode_record
 from kvtier.tiers.lmdb.names import TierNames
-from kvtier.types import PAGE_BYTES, StoredBlock, StoreKey, page_aligned, store_key
+from kvtier.types import PAGE_BYTES, StoredBlock, StoreKey, store_key
 
 Rows = NDArray[np.int64]  # numbers of rows in `Blocks`
 
@@ -147,7 +147,7 @@ def _read(
                 stock.change.blocks[place_key] = None
             else:
                 record, local, extent, slot, place = found
-                cells = record.generation, extent, slot, record.namespace, record.length_bytes, place
+                cells = record.generation, extent, slot, record.namespace, record.raw_bytes, place
                 blocks.add(store_key(local, record.key), *cells)
     blocks.sort()
 
@@ -166,7 +166,7 @@ def _validated(
         raise CorruptBlock(f"namespace {record.namespace} is unknown")
     extent, slot = PLACE_KEY.unpack(place_key)
     stride_pages = strides.get(extent)
-    if stride_pages is None or stride_pages * PAGE_BYTES != page_aligned(record.length_bytes):
+    if stride_pages is None or stride_pages * PAGE_BYTES != record.stride_bytes:
         raise CorruptBlock(f"length {record.length_bytes} in an extent of {stride_pages} pages per slot")
     page = slot * stride_pages
     place = extent * extent_pages + page

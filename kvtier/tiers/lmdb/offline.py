@@ -42,7 +42,7 @@ from kvtier.tiers.lmdb.layout import (
 )
 from kvtier.tiers.lmdb.lock import WriterState
 from kvtier.tiers.lmdb.slab import Slab
-from kvtier.types import PAGE_BYTES, page_aligned
+from kvtier.types import PAGE_BYTES
 
 IO_THREADS = 2  # one reads while the other makes checksums; a look must not crowd out the writer
 FINDINGS_KEPT = 1000
@@ -230,7 +230,7 @@ class StoreReader:
                 raise CorruptBlock("record at no place")
             record = decode_record(place_key, row)
             extent, slot = PLACE_KEY.unpack(place_key)
-            return StoredRecord(place_key, record, extent, slot, page_aligned(record.length_bytes))
+            return StoredRecord(place_key, record, extent, slot, record.stride_bytes)
         except CorruptBlock as error:
             self.note(f"record {place_key.hex()}: {error}")
             return None

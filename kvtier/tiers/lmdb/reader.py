@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 import lmdb
 
+from kvtier.blocks.coding import NONE
 from kvtier.errors import CorruptBlock
+from kvtier.tiers.lmdb.coding import BlockCoding
 from kvtier.tiers.lmdb.layout import PLACE_KEY, Record, decode_record
 from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.slab import SlotIO, TruncatedSlab
@@ -30,10 +32,10 @@ from kvtier.types import (
     Status,
     block_key_of,
     namespace_of,
-    page_aligned,
 )
 
 MISSING = Outcome(Status.MISSING)
+Found = tuple[bytes, Record] | Outcome  # a place's key and record, or why there is none
 
 
 @dataclass(slots=True)
@@ -44,38 +46,60 @@ class _Reading:
     place_key: bytes
     record: Record
     io: SlotIO
+    decodes: bool  # the transfer ends in scratch memory, and its item wants the block as it was
     outcome: Outcome | None = None
 
 
 class BlockReader:
     """Reads from one open store."""
 
-    def __init__(self, store: OpenStore, verify: bool) -> None:
+    def __init__(self, store: OpenStore, verify: bool, coding: BlockCoding) -> None:
         self._store = store
         self._verify = verify
+        self._coding = coding
 
     def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
         """One outcome per item, in order."""
         try:
-            records = lookup(self._store, items)
-            prepared = [self._prepare(item, found) for item, found in zip(items, records, strict=True)]
-            readings = [entry for entry in prepared if isinstance(entry, _Reading)]
-            self._fill(readings)
+            found = lookup(self._store, items)
+            with self._coding.scratch(sum(map(_scratch_bytes, items, found))) as scratch:
+                return self._read(items, found, scratch)
         except lmdb.Error as error:
             return [Outcome(Status.FAILED, detail=f"index: {error}")] * len(items)
+
+    def _read(self, items: Sequence[ReadItem], found: Sequence[Found], scratch: memoryview) -> list[Outcome]:
+        prepared: list[_Reading | Outcome] = []
+        for item, entry in zip(items, found, strict=True):
+            used_bytes = _scratch_bytes(item, entry)
+            prepared.append(self._prepare(item, entry, scratch[:used_bytes]))
+            scratch = scratch[used_bytes:]
+        readings = [entry for entry in prepared if isinstance(entry, _Reading)]
+        self._fill(readings)
+        self._decode([reading for reading in readings if reading.decodes and reading.outcome is DONE])
         return [_end_of(entry) for entry in prepared]
 
-    def _prepare(self, item: ReadItem, found: tuple[bytes, Record] | Outcome) -> _Reading | Outcome:
+    def _prepare(self, item: ReadItem, found: Found, scratch: memoryview) -> _Reading | Outcome:
         if isinstance(found, Outcome):
             return found
         place_key, record = found
-        if record.length_bytes != item.length_bytes:
-            return Outcome(Status.MISSING, detail=f"the block has {record.length_bytes} bytes")
+        decodes = _decodes(item, record)
+        length_bytes = record.raw_bytes if decodes else record.length_bytes
+        codec = NONE if decodes or record.coded is None else record.coded.codec
+        if (length_bytes, codec) != (item.length_bytes, item.codec):
+            return Outcome(Status.MISSING, detail=f"the block has {length_bytes} bytes in codec {codec}")
         if len(item.into) < item.length_bytes or item.into.readonly:
             return Outcome(Status.FAILED, detail=f"a view of {len(item.into)} bytes cannot take the block")
-        stride = page_aligned(record.length_bytes)
-        io = SlotIO(record.key, item.place * PAGE_BYTES, stride, record.length_bytes, item.into)
-        return _Reading(item, place_key, record, io)
+        view = scratch if decodes else item.into
+        io = SlotIO(record.key, item.place * PAGE_BYTES, record.stride_bytes, record.length_bytes, view)
+        return _Reading(item, place_key, record, io, decodes)
+
+    def _decode(self, readings: Sequence[_Reading]) -> None:
+        """Out of scratch memory into the items' views. What does not decode was stored wrong, whatever its checksum."""
+        blocks = [(r.item.key, r.record.coded, r.io.view[: r.record.length_bytes], r.item.into) for r in readings]
+        sound = self._coding.decode([(k, coded, block, into) for k, coded, block, into in blocks if coded is not None])
+        for reading, is_sound in zip(readings, sound, strict=True):
+            if not is_sound:
+                reading.outcome = Outcome(Status.CORRUPT, detail="its coded form cannot be decoded")
 
     def _fill(self, readings: Sequence[_Reading]) -> None:
         """Read, and decide every reading's outcome."""
@@ -115,7 +139,15 @@ class BlockReader:
         return same
 
 
-def lookup(store: OpenStore, items: Sequence[ReadItem | EvictItem]) -> list[tuple[bytes, Record] | Outcome]:
+def _decodes(item: ReadItem, record: Record) -> bool:
+    return record.coded is not None and item.codec == NONE
+
+
+def _scratch_bytes(item: ReadItem, found: Found) -> int:
+    return found[1].stride_bytes if not isinstance(found, Outcome) and _decodes(item, found[1]) else 0
+
+
+def lookup(store: OpenStore, items: Sequence[ReadItem | EvictItem]) -> list[Found]:
     """Per item the place's key and record if they are still the item's own, else MISSING or CORRUPT.
 
     One short transaction. Raises lmdb.Error.
@@ -128,9 +160,7 @@ def lookup(store: OpenStore, items: Sequence[ReadItem | EvictItem]) -> list[tupl
     ]
 
 
-def _judged(
-    store: OpenStore, place_key: bytes, row: bytes | None, item: ReadItem | EvictItem
-) -> tuple[bytes, Record] | Outcome:
+def _judged(store: OpenStore, place_key: bytes, row: bytes | None, item: ReadItem | EvictItem) -> Found:
     if row is None:
         return MISSING
     try:

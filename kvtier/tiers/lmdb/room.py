@@ -9,7 +9,7 @@ Units: bytes; strides and places in pages of 4096 bytes.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import lmdb
@@ -28,8 +28,16 @@ _INDEX_STEP_BYTES = MIB // 4
 class Room:
     """What one open store may still take."""
 
-    def __init__(self, store: OpenStore, min_free_bytes: int, length_bytes_max: int) -> None:
+    def __init__(
+        self,
+        store: OpenStore,
+        min_free_bytes: int,
+        length_bytes_max: int,
+        slot_bytes: Callable[[int], int] = page_aligned,
+    ) -> None:
+        """slot_bytes: how long the slot is that a block of a length gets."""
         self.length_bytes_max = length_bytes_max
+        self._slot_bytes = slot_bytes
         self.refusal = ""  # why the last extent was not lent
         self.closed = False  # nothing can be committed any more
         self._store = store
@@ -45,8 +53,8 @@ class Room:
     # ------------------------------------------------------------ from memory, on any thread
 
     def left(self, length_bytes: int) -> int:
-        """How many more blocks of this length fit without evicting."""
-        stride_pages = page_aligned(length_bytes) // PAGE_BYTES
+        """How many more blocks of this length, coded as most of them are, fit without evicting."""
+        stride_pages = self._slot_bytes(length_bytes) // PAGE_BYTES
         store = self._store
         usable = store.settled and not self.closed and not self._excess_bytes
         if not usable or not 1 <= length_bytes <= self.length_bytes_max:

@@ -16,10 +16,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.errors import ClosedError
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.coding import BlockCoding
 from kvtier.tiers.lmdb.loading import Blocks, list_blocks
 from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.opening import open_store
@@ -34,16 +36,20 @@ READERS = 4
 
 
 class LmdbTier:
-    """Implements Tier, SupportsScan and SupportsDrop. Open with `LmdbTier.open`."""
+    """Implements Tier, SupportsScan, SupportsStrides and SupportsDrop. Open with `LmdbTier.open`."""
 
-    def __init__(self, name: str, store: OpenStore, settings: Settings, verify: bool) -> None:
+    def __init__(
+        self, name: str, store: OpenStore, settings: Settings, verify: bool, codings: Codings = UNCODED
+    ) -> None:
         self.name = name
         self._store = store
         self._pid = os.getpid()
         self._closed = False
-        self._reader = BlockReader(store, verify)
-        self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max)
-        self._writer = BatchWriter(store, self._room)
+        self._codec = codings.codec
+        coding = BlockCoding(codings)
+        self._reader = BlockReader(store, verify, coding)
+        self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max, codings.slot_bytes)
+        self._writer = BatchWriter(store, self._room, coding)
         self._scanned: Blocks | None = store.stock.blocks
         store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
 
@@ -60,19 +66,22 @@ class LmdbTier:
         durability: str = "batch",
         verify: bool = True,
         io_threads: int = 4,
+        codings: Codings = UNCODED,
         open_file: Callable[[Path], BlockFile] = BlockFile.open,
     ) -> "LmdbTier":
         """Open the store in the folder `path`, create it if there is none.
 
         capacity_bytes: what the folder may take of the disk, index included. length_bytes_max: the largest block
         that will be written. min_free_bytes: what the filesystem must keep free. durability: none, batch or strict.
+        codings: how blocks that come uncoded are coded, and what those of each group are made of; without that, coded
+        blocks cannot be read.
         An existing store keeps its extent size; if it holds more than the capacity, whole extents leave, those
         first whose newest block is oldest. On a full disk it opens for reading, and stores again when it can.
         Raises ConfigError, StoreLocked, StoreFormatError or StoreError.
         """
         where = f"tier {name}"
         settings = Settings(where, capacity_bytes, length_bytes_max, min_free_bytes, durability, io_threads)
-        return cls(name, open_store(Path(path), namespaces, settings, open_file), settings, verify)
+        return cls(name, open_store(Path(path), namespaces, settings, open_file), settings, verify, codings)
 
     @property
     def traits(self) -> TierTraits:
@@ -84,6 +93,7 @@ class LmdbTier:
             host_addressable=False,
             batch_bytes=BATCH_BYTES,
             readers=READERS,
+            codec=self._codec,
         )
 
     @property
@@ -148,6 +158,11 @@ class LmdbTier:
     def neighbours(self, place: int) -> int:
         """The extent of a place. Pure."""
         return self._store.allocator.extent_of(place)
+
+    def stride_bytes_at(self, place: int) -> int:
+        """What the block at a place takes. Any thread, no I/O."""
+        allocator = self._store.allocator
+        return (allocator.stride_of(allocator.extent_of(place)) or 0) * PAGE_BYTES
 
     def used_bytes(self) -> int:
         """Bytes of the slots that hold blocks. Any thread, no I/O."""

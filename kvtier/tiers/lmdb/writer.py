@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import lmdb
 
 from kvtier.tiers.lmdb.blockfile import NO_SPACE
+from kvtier.tiers.lmdb.coding import BlockCoding, Payload
 from kvtier.tiers.lmdb.index import Change, IndexFull
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
@@ -52,17 +53,20 @@ from kvtier.types import (
     WriteItem,
     block_key_of,
     namespace_of,
-    page_aligned,
 )
 
 _log = logging.getLogger(__name__)
 
+NOTHING = Payload(memoryview(b""), 0, 0)  # of an item that was refused
+
 
 @dataclass(slots=True)
 class _Writing:
-    """One item on its way. `place` is -1 until a slot is taken, `outcome` is None while it may still succeed."""
+    """One item on its way, as it is stored. `place` is -1 until a slot is taken, `outcome` is None while it may still
+    succeed."""
 
     item: WriteItem
+    payload: Payload
     place: int = -1
     io: SlotIO | None = None
     generation: int = 0
@@ -72,9 +76,10 @@ class _Writing:
 class BatchWriter:
     """Writes to one open store."""
 
-    def __init__(self, store: OpenStore, room: Room) -> None:
+    def __init__(self, store: OpenStore, room: Room, coding: BlockCoding) -> None:
         self._store = store
         self._room = room
+        self._coding = coding
         self._synced = store.header.durability != "none"
         self._recorded = dict(store.stock.strides)  # extent -> stride, as the index has it
         self._broken = ""  # why nothing can be committed any more
@@ -87,8 +92,12 @@ class BatchWriter:
         if (refusal := self._refusal()) is not None:
             self._room.refresh()
             return [refusal] * (len(batch.items) + len(batch.evict) + bool(batch.sidecar))
+        with self._coding.scratch(self._coding.scratch_bytes(batch.items)) as scratch:
+            return self._write(batch, scratch)
+
+    def _write(self, batch: WriteBatch, scratch: memoryview) -> list[Outcome]:
         leaving, evictions = self._due(batch.evict)
-        writings = [self._accepted(item) for item in batch.items]
+        writings = self._accepted(batch.items, scratch)
         self._place([writing for writing in writings if writing.outcome is None])
         failure = self._write_payload([writing for writing in writings if writing.outcome is None])
         self._sidecar_dropped = False
@@ -163,30 +172,43 @@ class BatchWriter:
         """A record that nobody can read any more may be evicted by whoever names its place."""
         return entry.status is Status.CORRUPT and self._store.allocator.owner_of(item.place) != 0
 
-    def _accepted(self, item: WriteItem) -> _Writing:
-        """The item, refused at once if it can never be kept."""
+    def _accepted(self, items: Sequence[WriteItem], scratch: memoryview) -> list[_Writing]:
+        """The items as they are stored, those refused at once that can never be kept."""
+        problems = [self._problem(item) for item in items]
+        payloads = iter(
+            self._coding.encode([i for i, problem in zip(items, problems, strict=True) if not problem], scratch)
+        )
+        writings = []
+        for item, problem in zip(items, problems, strict=True):
+            payload = problem or next(payloads)
+            if isinstance(payload, str):
+                writings.append(_Writing(item, NOTHING, outcome=Outcome(Status.FAILED, detail=payload)))
+            else:
+                writings.append(_Writing(item, payload))
+        return writings
+
+    def _problem(self, item: WriteItem) -> str:
         hash_bytes = len(item.key) - NAMESPACE_BYTES - GROUP_BYTES
-        problem = ""
         if not 1 <= hash_bytes <= HASH_BYTES_MAX:
-            problem = f"a hash of {hash_bytes} bytes"
-        elif not 1 <= item.length_bytes <= min(len(item.source), self._room.length_bytes_max):
-            problem = f"a length of {item.length_bytes} bytes"
-        elif not self._store.names.knows(namespace_of(item.key)):
-            problem = f"namespace {namespace_of(item.key)} is not in the table"
-        return _Writing(item, outcome=Outcome(Status.FAILED, detail=problem) if problem else None)
+            return f"a hash of {hash_bytes} bytes"
+        if not 1 <= item.length_bytes <= min(len(item.source), self._room.length_bytes_max):
+            return f"a length of {item.length_bytes} bytes"
+        if not self._store.names.knows(namespace_of(item.key)):
+            return f"namespace {namespace_of(item.key)} is not in the table"
+        return ""
 
     def _place(self, writings: Sequence[_Writing]) -> None:
         """Take a slot for each, or end it with NO_ROOM. Neighbours in the batch become neighbours in the slab."""
         by_stride: dict[int, list[_Writing]] = {}
         for writing in writings:
-            by_stride.setdefault(page_aligned(writing.item.length_bytes), []).append(writing)
+            by_stride.setdefault(writing.payload.stride_bytes, []).append(writing)
         for stride, group in by_stride.items():
             places = self._room.take(stride // PAGE_BYTES, len(group))
             for writing, place in zip(group, places, strict=False):
-                item = writing.item
-                key = block_key_of(item.key)
+                payload = writing.payload
+                key = block_key_of(writing.item.key)
                 writing.place = place
-                writing.io = SlotIO(key, place * PAGE_BYTES, stride, item.length_bytes, item.source)
+                writing.io = SlotIO(key, place * PAGE_BYTES, stride, payload.length_bytes, payload.view)
             for writing in group[len(places) :]:
                 writing.outcome = Outcome(Status.NO_ROOM, detail=self._room.refusal)
 
@@ -272,7 +294,8 @@ class BatchWriter:
             store.generation_next += 1
             key = self._place_key(writing.place)
             io = writing.io
-            record = Record(owner, io.key, io.length_bytes, writing.generation, io.checksum, now_ms)
+            coded = writing.payload.coded
+            record = Record(owner, io.key, io.length_bytes, writing.generation, io.checksum, now_ms, coded)
             change.blocks[key] = encode_record(key, record)
             owners[writing.place] = owner
             extent = store.allocator.extent_of(writing.place)
