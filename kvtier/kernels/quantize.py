@@ -80,7 +80,7 @@ def restored(codes: Bytes, scales: U16, dtype: str, codec: str) -> NDArray[Any]:
 
 def scales_of(largest: F32, codec: str) -> U16:
     """bfloat16 scales of rows, rounded up; at least the smallest number if anything in the row is not zero."""
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore", invalid="ignore"):
         bits = (largest / np.float32(CODE_LARGEST[codec])).view(np.uint32)
     up = (bits.astype(np.uint64) + 0xFFFF) >> 16
     scales = np.where(largest > 0, np.maximum(up, 1), 0)

@@ -94,8 +94,9 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _coded(row: dict[str, Any]) -> str:
-    ratio = row["raw_bytes"] / row["payload_bytes"]
-    return f"{_count(row['blocks'], 'block')} in {row['codec']}: {size(row['raw_bytes'])}, {ratio:.2f} times what is stored"
+    raw_bytes, stored_bytes = row["raw_bytes"], row["payload_bytes"]
+    blocks = f"{_count(row['blocks'], 'block')} in {row['codec']}"
+    return f"{blocks}: {size(stored_bytes)} for {size(raw_bytes)}, {raw_bytes / stored_bytes:.2f} times"
 
 
 def _left_behind(report: dict[str, Any]) -> str:
