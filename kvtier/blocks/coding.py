@@ -51,17 +51,19 @@ class Coding:
 
     def room_bytes(self, raw_bytes: int) -> int:
         """What a block of so many bytes is given room for; `raw_bytes` itself for one that is always kept as it is."""
+        if self.codec == NONE or self.dtype not in FLOATS:
+            return raw_bytes
         if self.codec in LOSSY:
             item_bytes, _ = FLOATS[self.dtype]
             values = raw_bytes // item_bytes
             return HEAD_BYTES + values + SCALE_BYTES * (values // self.row_values)
-        if self.codec == NONE or self.dtype not in FLOATS:
-            return raw_bytes
         wanted_bytes = self._fixed_bytes(raw_bytes) + raw_bytes // ESCAPES_SHARE
         return wanted_bytes if page_aligned(wanted_bytes) < page_aligned(raw_bytes) else raw_bytes
 
     def codes(self, raw_bytes: int) -> bool:
         """Whether a block of so many bytes can be coded: it is whole rows, or exp4 can shorten it."""
+        if self.obstacle():
+            return False
         if self.codec in LOSSY:
             row_bytes = self.row_values * FLOATS[self.dtype][0]
             return raw_bytes > 0 and raw_bytes % row_bytes == 0
@@ -69,7 +71,8 @@ class Coding:
 
     def decodes(self, raw_bytes: int) -> bool:
         """Whether there can be such a block, by whomever it was coded: then the room may have been another."""
-        return self.codes(raw_bytes) or (self.codec == "exp4" and self._fixed_bytes(raw_bytes) < raw_bytes)
+        shrinks = self.codec == "exp4" and not self.obstacle() and self._fixed_bytes(raw_bytes) < raw_bytes
+        return shrinks or self.codes(raw_bytes)
 
     def _fixed_bytes(self, raw_bytes: int) -> int:
         """What exp4 writes whatever the values are, see `kvtier.kernels.exponents`; at least raw if it never codes."""

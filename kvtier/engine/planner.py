@@ -176,7 +176,7 @@ class Planner:
     def _moved(self, batch: TransferBatch, transfer: Transfer, outcome: Outcome, now_s: float) -> list[int]:
         handle, source, target = transfer.handle, batch.source, batch.target
         overtaken = not self._directory.is_ready(handle, source)  # dropped: its place may hold another block by now
-        blamed = outcome.status in BLAME and self._from_disk(batch)  # who only writes knows nothing of the source
+        blamed = outcome.status in BLAME and self._knows_source(batch, outcome)
         if not (overtaken and blamed) or outcome.status is Status.FAILED:
             self._count(source, target, transfer, outcome)
         if self._directory.state(handle, target) is not State.FILLING:
@@ -206,10 +206,11 @@ class Planner:
             )
         return resolved
 
-    def _from_disk(self, batch: TransferBatch) -> bool:
+    def _knows_source(self, batch: TransferBatch, outcome: Outcome) -> bool:
         """Whether a failure is the source's: a block that a disk cannot read must not be found, and fail, again and
-        again (vllm#49176)."""
-        return batch.target < batch.source and self._residency.levels[batch.source].persistent
+        again (vllm#49176), nor one in memory that does not decode. Who only writes knows nothing of it."""
+        persistent = self._residency.levels[batch.source].persistent
+        return batch.target < batch.source and (persistent or outcome.status is Status.CORRUPT)
 
     def _onwards(self, handle: int, target: int) -> list[int]:
         """After a hop up: the next one, or the end of the promotion (whose own hold `_moved` lets go at the top)."""

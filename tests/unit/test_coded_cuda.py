@@ -1,0 +1,112 @@
+"""A device over a coded host tier: the fake libcuda tells when something overlaps that must not."""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvtier
+from kvtier.allocator.streams import Event
+from kvtier.blocks.hashing import Keys
+from kvtier.cache.leases import Lease
+from kvtier.config import Config
+from tests.fakecuda.fake import FakeCuda, fake_cuda
+
+__all__ = ["fake_cuda"]
+BLOCK_TOKENS, ROWS, BLOCK_BYTES = 4, 2 * 2 * 2 * 4, 4096
+pytestmark = pytest.mark.timeout(60)
+
+
+def config_of(path: Path, host: str, lmdb: str) -> Config:
+    """31 blocks of 4 KiB on the device, more in host memory."""
+    model = {"name": "m", "weights_epoch": "v1", "layers": 2, "kv_heads": 2, "head_dim": 32, "dtype": "float32"}
+    tiers = [{"type": "gpu", "device": "cuda", "capacity": "128KiB"}]
+    tiers += [{"type": "host", "capacity": "512KiB", "hugepages": "off", "codec": host}]
+    tiers += [{"type": "lmdb", "capacity": "16MiB", "path": str(path), "codec": lmdb, "durability": "none"}]
+    limits = {"load_deadline": "60s", "governor": False}
+    return kvtier.load_config({"model": model | {"block_tokens": BLOCK_TOKENS}, "tiers": tiers, "limits": limits})
+
+
+class Engine:
+    """Somebody's kernels, on a stream of their own. Their values are such that no codec loses anything of them."""
+
+    def __init__(self, config: Config, fake: FakeCuda) -> None:
+        self.cache: Any = kvtier.open_sync(config)
+        self.fake, self.config = fake, config
+        self.largest = {"int8": 127, "fp8": 448}.get(config.model.codec, 127)
+        self.tier = self.cache.top_tier
+        self.streams = self.tier._cuda.streams
+        self.stream = self.streams.make_stream()
+
+    def content(self, number: int) -> bytes:
+        values = np.random.default_rng(number).integers(-8, 8, (ROWS, 32)).astype(np.float32)
+        values[:, 0] = self.largest  # so that the scale of each row is 1
+        return values.tobytes()
+
+    def address(self, slot: int) -> int:
+        return int(self.tier._arena.address) + slot * int(self.tier.stride_bytes)
+
+    def event(self) -> Event:
+        event: Event = self.streams.make_event()
+        self.streams.record(event, self.stream)
+        return event
+
+    def serve(self, number: int) -> bool:
+        """One prompt of one block; whether it was restored, after looking at its bytes."""
+        keys = Keys.opaque([[number.to_bytes(32, "little")]], self.config.model)
+        lease = self.cache.reserve(self.cache.match(keys, "r"), 1)
+        assert isinstance(lease, Lease)
+        (slot,), restored = lease.slots(0), bool(lease.tokens_ready)
+        if restored:
+            assert ctypes.string_at(self.address(slot), BLOCK_BYTES) == self.content(number), number
+        else:
+            ctypes.memmove(self.address(slot), self.content(number), BLOCK_BYTES)
+        assert self.fake.kernel(self.stream.key, self.address(slot), BLOCK_BYTES, writes=not restored) == 0
+        event = self.event()
+        if not restored:
+            self.cache.commit(lease, [(slot, keys.groups[0][0])], after=event)
+        self.cache.release(lease, after=event)
+        return restored
+
+
+@pytest.fixture
+def opened(fake_cuda: FakeCuda) -> Iterator[Any]:
+    """Opens engines; afterwards nothing overlapped on the device."""
+    made: list[Engine] = []
+
+    def engine(config: Config) -> Engine:
+        made.append(Engine(config, fake_cuda))
+        return made[-1]
+
+    yield engine
+    for each in made:
+        each.cache.close()
+    assert fake_cuda.report == ""
+
+
+@pytest.mark.parametrize(("host", "lmdb"), [("int8", "int8"), ("fp8", "fp8"), ("none", "int8"), ("none", "exp4")])
+def test_a_device_over_coded_tiers(opened: Any, tmp_path: Path, host: str, lmdb: str) -> None:
+    """Codes reach the device, or a slot is coded while a kernel still writes it."""
+    config = config_of(tmp_path / "s", host, lmdb)
+    engine = opened(config)
+    for number in range(60):
+        assert not engine.serve(number)
+        if number % 8 == 7:
+            assert engine.cache.flush().failed == 0
+    assert [engine.serve(number) for number in range(60)] == [True] * 60
+    assert engine.cache.close() == 0
+    later = opened(config)
+    assert [later.serve(number) for number in range(60)] == [True] * 60
+
+
+def test_scratch_memory_is_registered_with_the_device(opened: Any, tmp_path: Path) -> None:
+    """Every coded block passes through the driver's own buffers, at a fraction of the speed."""
+    plain = opened(replace(config_of(tmp_path / "a", "none", "none")))
+    pinned = len(plain.tier._pinned)
+    plain.cache.close()
+    coded = opened(config_of(tmp_path / "b", "int8", "int8"))
+    assert len(coded.tier._pinned) == pinned + 4
