@@ -1,5 +1,7 @@
 """The whole cache with codecs on its tiers: what comes back, from where, and what is refused."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from kvtier.engine.managed_cache import open_managed
 from kvtier.errors import ConfigError
 from kvtier.kernels import quantize
 from kvtier.kernels.arrays import item_bytes
+from kvtier.kernels.floats import float_to_bfloat16
 from tests.kernels.bit_patterns import normal, specials
 
 BLOCK_TOKENS, GPU_BLOCKS = 16, 15
@@ -227,6 +230,46 @@ def test_blocks_that_do_not_shrink_find_room_in_a_full_store(tmp_path: Path) -> 
     assert newest == [[blocks.restored(0, number)] for number in range(150, 160)]
     with kvtier.open_sync(config) as cache:
         assert [blocks.get(cache, number)[0] for number in range(156, 160)] == newest[6:]
+
+
+class Exact(Blocks):
+    """Blocks of which no codec loses anything, among them some that exp4 cannot shorten."""
+
+    def bits(self, group: int, number: int) -> NDArray[Any]:
+        rng, spec = np.random.default_rng(number), self.config.model.groups[group]
+        if self.config.model.codec == "none":
+            return rng.integers(0, 1 << 16, 32_768, np.uint16) if number % 9 == 4 else super().bits(group, number)
+        values = rng.integers(-8, 8, (32_768 // spec.head_dim, spec.head_dim)).astype(np.float32)
+        values[:, 0] = {"int8": 127, "fp8": 448}[self.config.model.codec]  # so that the scale of each row is 1
+        return float_to_bfloat16(values).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("host", "lmdb", "seed"), [("", "exp4", 1), ("int8", "", 2), ("fp8", "", 3), ("", "int8", 4), (None, "exp4", 5)]
+)
+def test_a_long_day(tmp_path: Path, host: str | None, lmdb: str, seed: int) -> None:
+    """After some thousand moves between full tiers a block is served with another's bytes, or the books disagree."""
+    rng = random.Random(seed)
+    config = config_of(tmp_path / "s", host=host, lmdb=lmdb, disk="6MiB", capacity="1536KiB")
+    blocks, found = Exact(config), Counter[str]()
+    for _ in range(3):  # each in a new process, as it were
+        with kvtier.open_sync(config) as cache:
+            for _ in range(100):
+                number = min(rng.randrange(200), rng.randrange(200))
+                payloads, tiers = blocks.get(cache, number)
+                found.update(tiers or ["miss"])
+                assert payloads in ([], [blocks.restored(0, number)]), (number, tiers)
+                if not payloads:
+                    blocks.put(cache, range(number, number + 1))
+                if rng.random() < 0.1:
+                    cache.flush()
+                if rng.random() < 0.03:
+                    cache.resize("gpu", rng.choice((512 << 10, 1 << 20)))
+            assert cache.check() == []
+            assert cache.stats()["tiers"]["lmdb"].get("corrupt", 0) == 0
+    assert found["lmdb"] > 10
+    assert found["miss"] > 10
+    assert found["host"] > 3 or host is None
 
 
 # ---------------------------------------------------------------- who runs the tier above

@@ -1,6 +1,8 @@
 """A store that keeps blocks coded: what its records say, what does not shrink, and what is damaged."""
 
+import errno
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from kvtier.kernels.coded import HEAD_BYTES
 from kvtier.kernels.floats import float_to_bfloat16
 from kvtier.testing.tiers import key_of, slot_buffer
 from kvtier.tiers.lmdb import layout
+from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.coding import KEPT_MAX, BlockCoding
 from kvtier.tiers.lmdb.index import Change
 from kvtier.tiers.lmdb.store import LmdbTier
@@ -211,6 +214,27 @@ def test_a_damaged_head_is_a_corrupt_block(tmp_path: Path, codec: str, verify: b
     store.reopen(codings(codec), verify=verify)
     assert store.read(1)[0] is Status.CORRUPT
     assert store.read(2) == (Status.DONE, after(kv(2), codec))
+    store.tier.close()
+
+
+def test_a_disk_that_refuses_spoils_no_block(tmp_path: Path) -> None:
+    """What did not come is decoded, found to be no block and condemned, though it may come the next time."""
+
+    class Refusing(BlockFile):
+        refuses = False
+
+        def read(self, buffers: Sequence[memoryview], offset: int) -> int:
+            if self.refuses:
+                raise OSError(errno.EIO, "no")
+            return super().read(buffers, offset)
+
+    store = Store(tmp_path / "s", "int8")
+    store.reopen(codings("int8"), open_file=Refusing.open)
+    store.write({1: kv(1)})
+    Refusing.refuses = True
+    assert store.read(1)[0] is Status.FAILED
+    Refusing.refuses = False
+    assert store.read(1) == (Status.DONE, after(kv(1), "int8"))
     store.tier.close()
 
 
