@@ -30,6 +30,7 @@ from kvtier.notices import say_once
 from kvtier.policies import POLICIES
 from kvtier.tiers.base import (
     SupportsArray,
+    SupportsCoding,
     SupportsPinning,
     SupportsRemap,
     SupportsScan,
@@ -110,10 +111,13 @@ def expect_codecs(config: Config, first: int) -> None:
 
 
 def recoding_for(tiers: Sequence[Tier], codings: Sequence[Codings], length_bytes_max: int) -> Recoding | None:
-    """What codes between memory tiers; None if all of them hold blocks as they are."""
+    """What codes between memory tiers; None if all of them hold blocks as they are. A device does it by itself."""
     for tier, coded in zip(tiers, codings, strict=True):
         if isinstance(tier, SupportsSlots) and coded.codec != NONE:
-            return Recoding(coded, length_bytes_max)
+            obstacle = tiers[0].code(coded) if isinstance(tiers[0], SupportsCoding) else "it is no device"
+            if isinstance(tiers[0], SupportsCoding) and obstacle:
+                say_once(log, f"tier {tiers[0].name}", "codec", f"{coded.codec}: coded by the CPU, for {obstacle}")
+            return Recoding(coded, length_bytes_max, tier_codes=not obstacle)
     return None
 
 

@@ -135,7 +135,8 @@ def _outcomes(tiers: Sequence[Tier], batch: TransferBatch, recoding: Recoding | 
     source, target = tiers[batch.source], tiers[batch.target]
     lender = source if direction == "write" else target
     codec = lender.traits.codec
-    if recoding is not None and not tier.traits.persistent and codec != tier.traits.codec:
+    recodes = recoding is not None and not tier.traits.persistent and codec != tier.traits.codec
+    if recoding is not None and recodes and not recoding.tier_codes:
         return recoding.move(source, target, batch.transfers)
     slots = _slots(lender)
     lengths = [t.length_bytes if codec == NONE else _coded_bytes(recoding, t) for t in batch.transfers]

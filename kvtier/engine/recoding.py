@@ -51,15 +51,19 @@ class _Lane:
 class Recoding:
     """Between tiers whose slots hold blocks as attention reads them, and one whose slots hold them in `codings`."""
 
-    def __init__(self, codings: Codings, length_bytes_max: int) -> None:
-        """length_bytes_max: of a block as attention reads it."""
+    def __init__(self, codings: Codings, length_bytes_max: int, *, tier_codes: bool = False) -> None:
+        """length_bytes_max: of a block as attention reads it. tier_codes: the upper tier does it, and nothing is to be
+        done here."""
         self._codings = codings
-        room_bytes_max = codings.room_bytes(length_bytes_max)
-        self._down, self._up = (_Lane(length_bytes_max, room_bytes_max) for _ in range(2))
+        self.tier_codes = tier_codes
+        self._lanes: tuple[_Lane, ...] = ()
+        if not tier_codes:
+            room_bytes_max = codings.room_bytes(length_bytes_max)
+            self._lanes = tuple(_Lane(length_bytes_max, room_bytes_max) for _ in range(2))
 
     def memories(self) -> list[tuple[int, int]]:
         """Address and length of what tiers copy to and from, for a device to register."""
-        return [(address_of(view), len(view)) for lane in (self._down, self._up) for view in lane.memories]
+        return [(address_of(view), len(view)) for lane in self._lanes for view in lane.memories]
 
     def coded_bytes(self, transfer: Transfer) -> int:
         """How long the transfer's block is in the coded tier. Raises UsageError for a block of no group."""
@@ -70,12 +74,12 @@ class Recoding:
 
     def move(self, source: Tier, target: Tier, transfers: Sequence[Transfer]) -> list[Outcome]:
         """Carry out transfers between the tiers: one outcome per transfer, in order."""
-        down = source.traits.codec == NONE
-        step, lane = (self._encoded, self._down) if down else (self._decoded, self._up)
+        down, up = self._lanes
+        step, lane = (self._encoded, down) if source.traits.codec == NONE else (self._decoded, up)
         outcomes: list[Outcome] = []
         with lane.lock:
             for some, coding in self._alike(lane, transfers):
-                made = [NO_GROUP] * len(some) if coding is None else step(source, target, some, coding)
+                made = [NO_GROUP] * len(some) if coding is None else step(lane, source, target, some, coding)
                 outcomes += made
         return outcomes
 
@@ -96,17 +100,19 @@ class Recoding:
         same = first.length_bytes == length_bytes and alike
         return same and len(some) < lane.blocks_max(length_bytes, self._codings.room_bytes(length_bytes))
 
-    def _encoded(self, source: Tier, target: Tier, some: Sequence[Transfer], coding: Coding) -> list[Outcome]:
+    def _encoded(
+        self, lane: _Lane, source: Tier, target: Tier, some: Sequence[Transfer], coding: Coding
+    ) -> list[Outcome]:
         raw_bytes, room_bytes = some[0].length_bytes, coding.room_bytes(some[0].length_bytes)
-        views, raw = self._down.raw(len(some), raw_bytes)
-        slots, coded = self._down.coded(len(some), room_bytes)
+        views, raw = lane.raw(len(some), raw_bytes)
+        slots, coded = lane.coded(len(some), room_bytes)
         read = source.read(
             [
                 ReadItem(t.key, t.source_place, t.source_generation, raw_bytes, view)
                 for t, view in zip(some, views, strict=True)
             ]
         )
-        lengths = self._down.coder.encode(coding, raw[:, :raw_bytes], coded[:, :room_bytes])
+        lengths = lane.coder.encode(coding, raw[:, :raw_bytes], coded[:, :room_bytes])
         items = [
             WriteItem(t.key, length_bytes, slot, t.target_place, coding.codec)
             for t, length_bytes, slot, outcome in zip(some, lengths, slots, read, strict=True)
@@ -114,17 +120,19 @@ class Recoding:
         ]
         return _joined(read, target.write(WriteBatch(items)))
 
-    def _decoded(self, source: Tier, target: Tier, some: Sequence[Transfer], coding: Coding) -> list[Outcome]:
+    def _decoded(
+        self, lane: _Lane, source: Tier, target: Tier, some: Sequence[Transfer], coding: Coding
+    ) -> list[Outcome]:
         raw_bytes, room_bytes = some[0].length_bytes, coding.room_bytes(some[0].length_bytes)
-        slots, coded = self._up.coded(len(some), room_bytes)
-        views, raw = self._up.raw(len(some), raw_bytes)
+        slots, coded = lane.coded(len(some), room_bytes)
+        views, raw = lane.raw(len(some), raw_bytes)
         read = source.read(
             [
                 ReadItem(t.key, t.source_place, t.source_generation, room_bytes, slot, coding.codec)
                 for t, slot in zip(some, slots, strict=True)
             ]
         )
-        sound = self._up.coder.decode(coding, list(coded[:, :room_bytes]), raw[:, :raw_bytes])
+        sound = lane.coder.decode(coding, list(coded[:, :room_bytes]), raw[:, :raw_bytes])
         read = [UNDECODABLE if o.done and not is_sound else o for o, is_sound in zip(read, sound, strict=True)]
         items = [
             WriteItem(t.key, raw_bytes, view, t.target_place)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from kvtier.allocator.vmm import Geometry
+from kvtier.blocks.coding import Codings
 from kvtier.types import Outcome, ReadItem, Remap, StoredBlock, WriteBatch
 
 
@@ -131,6 +132,15 @@ class SupportsPinning(Protocol):
 
     def unpin(self) -> None:
         """Let go of all of it, before it is unmapped. No copy may be running. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class SupportsCoding(Protocol):
+    """A top tier on a device that codes and decodes where its slots lie."""
+
+    def code(self, codings: Codings) -> str:
+        """From now on take items of this codec besides uncoded ones. Before the first verb. Returns why it cannot."""
         ...
 
 

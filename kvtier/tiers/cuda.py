@@ -5,33 +5,47 @@ bytes are used only by who holds it, and by us only when the fence behind the ca
 Units:   slots (index), bytes.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from kvtier.allocator.driver_cuda import CudaDriver
 from kvtier.allocator.streams import Event
 from kvtier.allocator.vmm import Arena
-from kvtier.errors import ConfigError, DeviceLost, KvtierError
+from kvtier.blocks.coding import NONE, Codings
+from kvtier.errors import (
+    ConfigError,
+    DeviceLost,
+    DriverError,
+    InvariantError,
+    KvtierError,
+    OutOfMemory,
+    UsageError,
+)
+from kvtier.kernels.launch import DevicePool
 from kvtier.tiers.arena_tier import ArenaTier, BlockSlots, expect_slots, expect_whole_granules, map_what_there_is
+from kvtier.tiers.device_coding import DeviceCoding
 from kvtier.tiers.device_copies import DeviceCopies
 from kvtier.tiers.fences import Fences
-from kvtier.types import Outcome, Remap
+from kvtier.types import DONE, Outcome, ReadItem, Remap, WriteBatch, WriteItem
 
 ALIGNMENT_BYTES = 512  # of a slot: what the widest loads of a warp want
 
 
 class CudaTier(ArenaTier):
-    """An `ArenaTier` with `SupportsFences` and `SupportsPinning`."""
+    """An `ArenaTier` with `SupportsFences`, `SupportsPinning` and `SupportsCoding`."""
 
     host_addressable = False
 
     def __init__(self, name: str, driver: CudaDriver, arena: Arena, notes: tuple[str, ...] = ()) -> None:
         """Takes driver and arena over."""
         streams, stride_bytes = driver.streams, arena.geometry.stride_bytes
-        self._moves = DeviceCopies(name, streams, arena.address, stride_bytes, BlockSlots(arena))
+        self._usable = BlockSlots(arena)
+        self._moves = DeviceCopies(name, streams, arena.address, stride_bytes, self._usable)
         self._fences = Fences(streams)
         self._cuda = driver
         self._pinned: list[int] = []
+        self._coding: DeviceCoding | None = None
         super().__init__(name, driver, arena, self._moves, lambda: driver.memory_info().free_bytes, notes)
 
     @classmethod
@@ -81,6 +95,41 @@ class CudaTier(ArenaTier):
         self._cuda.streams.bind_thread()
         return super().remap(remap)
 
+    # ------------------------------------------------------------ codecs
+
+    def code(self, codings: Codings) -> str:
+        """See `SupportsCoding.code`."""
+        pool = DevicePool(self._arena.address, self.stride_bytes)
+        try:
+            self._coding = DeviceCoding(self._cuda, pool, codings)
+        except (ConfigError, UsageError, DriverError, OutOfMemory) as error:
+            return str(error)
+        return ""
+
+    def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
+        """As `ArenaTier.read`; all items of a batch want one codec."""
+        if items and items[0].codec != NONE:
+            return self._coder(items).read(items)
+        return super().read(items)
+
+    def write(self, batch: WriteBatch) -> list[Outcome]:
+        """As `ArenaTier.write`; all items of a batch come in one codec."""
+        items = batch.items
+        if items and items[0].codec != NONE:
+            others = len(batch.evict) + bool(batch.sidecar)
+            return self._coder(items).write(items) + [DONE] * others
+        return super().write(batch)
+
+    def _coder(self, items: Sequence[ReadItem | WriteItem]) -> DeviceCoding:
+        self._lifetime.expect()
+        if self._coding is None:
+            raise InvariantError(f"tier {self.name} was not prepared to code")
+        for item in items:
+            if item.place not in self._usable:
+                raise InvariantError(f"tier {self.name}: slot {item.place} is none that holds blocks")
+        self._cuda.streams.bind_thread()
+        return self._coding
+
     # ------------------------------------------------------------ fences
 
     def fence(self, after: Any) -> Event:
@@ -120,6 +169,9 @@ class CudaTier(ArenaTier):
         with suppress(DeviceLost):
             self._cuda.streams.bind_thread()
         self.unpin()
+        if self._coding is not None:
+            with suppress(DeviceLost):
+                self._coding.close()
         for part in (self._moves, self._fences):
             with suppress(DeviceLost):
                 part.close()

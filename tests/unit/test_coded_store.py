@@ -294,6 +294,8 @@ def test_room_counts_coded_slots(tmp_path: Path) -> None:
     outcomes = store.write({n: kv(n % 3) for n in range(room + 1)})
     assert [outcome.status for outcome in outcomes] == [Status.DONE] * room + [Status.NO_ROOM]
     assert store.tier.room(RAW_BYTES) == 0
+    for n in (0, room // 2, room - 1):  # the batch was coded in several pieces
+        assert store.read(n) == (Status.DONE, after(kv(n % 3), "int8"))
     store.tier.close()
 
 
