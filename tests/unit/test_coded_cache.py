@@ -15,6 +15,7 @@ from kvtier.blocks.hashing import Keys
 from kvtier.blocks.spec import block_specs
 from kvtier.cache.leases import Lease
 from kvtier.config import Config
+from kvtier.config.codecs import coded_model
 from kvtier.engine.build import start
 from kvtier.engine.managed_cache import open_managed
 from kvtier.errors import ConfigError
@@ -270,6 +271,37 @@ def test_a_long_day(tmp_path: Path, host: str | None, lmdb: str, seed: int) -> N
     assert found["lmdb"] > 10
     assert found["miss"] > 10
     assert found["host"] > 3 or host is None
+
+
+def test_size_classes_are_those_of_the_stored_bytes(tmp_path: Path) -> None:
+    """Who needs room for a block evicts others of another size, before or after a restart."""
+    config = config_of(tmp_path / "s", lmdb="exp4")
+    blocks = Exact(config)
+    coded_bytes = coded_model(config.model, config.tiers)[1].slot_bytes(65_536)
+    for _ in range(2):
+        with kvtier.open_sync(config) as cache:
+            blocks.put(cache, range(3, 5))  # of which exp4 cannot shorten the last
+            cache.flush()
+            policy = cache._engine._core.residency.levels[-1].policy
+            assert [len(policy.candidates(1, (), size)) for size in (coded_bytes, 65_536)] == [1, 1]
+            assert policy.candidates(2, (), coded_bytes) == policy.candidates(2, (), 65_536) == []
+
+
+def test_one_block_that_does_not_shrink_empties_an_extent_and_no_more(tmp_path: Path) -> None:
+    """A store full of coded blocks is emptied, two at a time, for one that needs another slot; or that one fails."""
+    config = config_of(tmp_path / "s", lmdb="exp4", disk="4MiB")
+    blocks = Exact(config)
+    with kvtier.open_sync(config) as cache:
+        numbers = [n for n in range(120) if n % 9 != 4]
+        for number in numbers:
+            blocks.put(cache, range(number, number + 1))
+            cache.flush()
+        for number in random.Random(1).sample(numbers[-60:], 60):
+            blocks.get(cache, number)  # so that the order is not that of the extents any more
+        before = cache.stats()["tiers"]["lmdb"]["evicted"]
+        blocks.put(cache, range(121, 122))
+        assert cache.flush().failed == 0
+        assert cache.stats()["tiers"]["lmdb"]["evicted"] - before <= 12, "an extent of nine, and the first attempt"
 
 
 # ---------------------------------------------------------------- who runs the tier above
