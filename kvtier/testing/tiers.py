@@ -72,13 +72,13 @@ class TierContract:
     def stride_of(self, tier: Tier, length_bytes: int) -> int:
         return tier.stride_bytes if isinstance(tier, SupportsSlots) else page_aligned(length_bytes)
 
-    def payload(self, number: int, length_bytes: int) -> bytes:
+    def written(self, number: int, length_bytes: int) -> bytes:
         """The content of test block `number`, as it is written."""
         return payload_of(number, length_bytes)
 
     def returned(self, number: int, length_bytes: int) -> bytes:
         """The same as it is read: other than it was written from a tier that codes with a loss."""
-        return self.payload(number, length_bytes)
+        return self.written(number, length_bytes)
 
     def room_bytes(self, length_bytes: int) -> int:
         """What a persistent tier takes for a block, padding included."""
@@ -86,7 +86,7 @@ class TierContract:
 
     def item(self, tier: Tier, number: int, length_bytes: int, place: int | None = None) -> WriteItem:
         """A write of test block `number`, at slot `number` of a memory tier unless told otherwise."""
-        source = slot_buffer(self.stride_of(tier, length_bytes), self.payload(number, length_bytes))
+        source = slot_buffer(self.stride_of(tier, length_bytes), self.written(number, length_bytes))
         told = self.first_place + number if place is None else place
         key = key_of(number, self.engine_namespace(tier))
         return WriteItem(key, length_bytes, source, told if isinstance(tier, SupportsSlots) else 0)
@@ -189,7 +189,7 @@ class SlotTierContract(TierContract):
         assert isinstance(tier, SupportsSlots)
         view = tier.slot(stored.place)
         assert len(view) == tier.stride_bytes
-        assert bytes(view[:5000]) == self.payload(2, 5000)
+        assert bytes(view[:5000]) == self.written(2, 5000)
 
 
 class PersistentTierContract(TierContract):

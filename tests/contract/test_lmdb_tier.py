@@ -86,7 +86,7 @@ class CodedContract(LmdbContract):
 
     length_bytes_max = 20_480
 
-    def payload(self, number: int, length_bytes: int) -> bytes:
+    def written(self, number: int, length_bytes: int) -> bytes:
         values = np.random.default_rng(number).standard_normal(length_bytes // 2 + 1).astype(np.float32)
         return (float_to_bfloat16(values) | 1).tobytes()[:length_bytes]  # none is zero at its end
 
@@ -104,8 +104,8 @@ class TestLmdbExp4(CodedContract):
 class LossyContract(CodedContract):
     def returned(self, number: int, length_bytes: int) -> bytes:
         if length_bytes % 128:
-            return self.payload(number, length_bytes)
-        rows = np.frombuffer(self.payload(number, length_bytes), np.uint16).reshape(-1, 64)
+            return self.written(number, length_bytes)
+        rows = np.frombuffer(self.written(number, length_bytes), np.uint16).reshape(-1, 64)
         codec = self.codings.codec
         coded = quantize.encode(rows, "bfloat16", codec)
         return quantize.decode(coded, "bfloat16", *rows.shape, codec).tobytes()
