@@ -91,7 +91,8 @@ class Codings:
         self.codec = codec
         self._shapes = tuple((group.dtype, group.head_dim) for group in groups)
         self.lengths_bytes: tuple[int, ...] = ()  # of the model's blocks, by group
-        self._rooms: dict[int, int] = {}  # raw bytes -> room: asked for each batch
+        self._rooms: dict[int, int] = {}  # raw bytes -> room
+        self._slots: dict[int, int] = {}  # the same in whole pages: asked for every block that is named or moved
 
     @classmethod
     def of(cls, codec: str, model: ModelSpec) -> "Codings":
@@ -108,7 +109,7 @@ class Codings:
         group = group_of(block_key_of(key))
         if group >= len(self._shapes):
             return None
-        return Coding(self.codec if codec is None else codec, *self._shapes[group])
+        return self.each[group] if codec in (None, self.codec) else Coding(codec or NONE, *self._shapes[group])
 
     def room_bytes(self, raw_bytes: int) -> int:
         """The room for a block of so many bytes, of whichever group: what sizes and size classes are made of."""
@@ -119,7 +120,10 @@ class Codings:
 
     def slot_bytes(self, raw_bytes: int) -> int:
         """The same in whole pages."""
-        return page_aligned(self.room_bytes(raw_bytes))
+        slot = self._slots.get(raw_bytes)
+        if slot is None:
+            slot = self._slots[raw_bytes] = page_aligned(self.room_bytes(raw_bytes))
+        return slot
 
     @cached_property
     def each(self) -> tuple[Coding, ...]:

@@ -65,11 +65,15 @@ class BlockCoding:
 
     def scratch_bytes(self, items: Sequence[WriteItem]) -> int:
         """How much scratch memory `encode` needs for these."""
+        if self.codings.codec == NONE:
+            return 0
         return sum(self.codings.slot_bytes(item.length_bytes) for item in items if self._encodes(item))
 
     def encode(self, items: Sequence[WriteItem], scratch: memoryview) -> list[Payload | str]:
         """What to write of each, or what is wrong with it. What was coded lies in `scratch`."""
         payloads: list[Payload | str] = [self._as_it_is(item) for item in items]
+        if self.codings.codec == NONE:
+            return payloads
         at = 0
         for start, stop in self._alike(items):
             stride_bytes = self.codings.slot_bytes(items[start].length_bytes)
