@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtier.allocator.driver_cuda import CudaDriver
-from kvtier.blocks.coding import Codings
+from kvtier.blocks.coding import Coding, Codings
 from kvtier.errors import ConfigError, InvariantError
 from kvtier.kernels import quantize
 from kvtier.kernels.launch import DevicePool
@@ -36,8 +36,8 @@ from tests.kernels.bit_patterns import normal, specials
 from tests.kernels.emulated import Emulator
 
 __all__ = ["fake_cuda"]
-GROUPS = (GroupSpec("full", (0, 1), 2, 64, "bfloat16", 16), GroupSpec("mla", (2,), 1, 96, "float32", 16))
-LENGTHS = (16_384, 6144)  # of a block, by group
+GROUPS = (GroupSpec("full", (0, 1), 2, 64, "bfloat16", 16), GroupSpec("mla", (*range(2, 10),), 1, 96, "float32", 16))
+LENGTHS = (16_384, 49_152)  # of a block, by group
 MODEL = ModelSpec("m", "v1", GROUPS)
 
 
@@ -50,15 +50,16 @@ def codings(request: pytest.FixtureRequest) -> Codings:
 def tier(
     emulator: Emulator, fake_cuda: FakeCuda, codings: Codings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CudaTier]:
-    monkeypatch.setattr(device_coding, "SCRATCH_BYTES", 20_000)  # two blocks at once
+    monkeypatch.setattr(device_coding, "SCRATCH_BYTES", 20_000)  # two blocks of the first group at once
     monkeypatch.setattr(device_coding, "images_for", lambda architecture: images(emulator))
     fake_cuda.configure(1024 * GRANULE_BYTES, GRANULE_BYTES)
-    tier = CudaTier.create(name="gpu", device=0, capacity_bytes=1 << 20, length_bytes_max=max(LENGTHS))
+    tier = CudaTier.create(name="gpu", device=0, capacity_bytes=4 << 20, length_bytes_max=max(LENGTHS))
     assert isinstance(tier, SupportsCoding)
     assert tier.code(codings) == ""
     yield tier
     tier.close()
     assert fake_cuda.report == ""
+    assert fake_cuda.calls("cuModuleUnload") == fake_cuda.calls("cuModuleLoadData") == 2
 
 
 def images(emulator: Emulator) -> Any:
@@ -101,7 +102,7 @@ def address(tier: CudaTier, slot: int) -> int:
 
 
 def page_buffer(content: bytes = b"") -> memoryview:
-    view = memoryview(mmap.mmap(-1, 5 * 4096))
+    view = memoryview(mmap.mmap(-1, 13 * 4096))
     view[:] = b"\xee" * len(view)
     view[: len(content)] = content
     return view
@@ -125,6 +126,42 @@ def test_blocks_are_coded_and_decoded_where_they_lie(tier: CudaTier, codings: Co
     for number in numbers:
         want = decoded_of(number, codec)
         assert ctypes.string_at(address(tier, 40 - number), len(want)) == want, number
+
+
+def test_copies_wait_for_their_kernel(tier: CudaTier, codings: Codings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device reads what its kernel is still writing, as a copy of settled sources may; or one lane uses another's."""
+    assert tier._coding is not None
+    copies: list[tuple[list[int], bool]] = []
+    streams = tier._coding._streams
+
+    class Listening:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(streams, name)
+
+        def copy(self, targets: Any, sources: Any, lengths: Any, stream: Any, *, settled: bool) -> None:
+            copies.append((sources.tolist(), settled))
+            streams.copy(targets, sources, lengths, stream, settled=settled)
+
+    monkeypatch.setattr(tier._coding, "_streams", Listening())
+    item = ReadItem(key_of(0), 1, 0, len(coded_of(0, codings.codec)), page_buffer(), codings.codec)
+    tier.read([item])
+    tier.write(WriteBatch([WriteItem(item.key, item.length_bytes, item.into, 2, codings.codec)]))
+    down, up = tier._coding._lanes
+    end = up.coded + tier._coding._coded_bytes
+    from_device = [(sources, settled) for sources, settled in copies if down.tables <= min(sources) < end]
+    assert from_device == [([down.coded], False), ([up.table(2)], False)]
+    assert up.tables >= down.coded + tier._coding._coded_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 16, 31, 48, 100, 127, 128, 4096])
+def test_blocks_are_cut_into_equal_parts(rows: int) -> None:
+    """The last rows of a block are not coded, or those of the next one are."""
+    raw_bytes = rows * 128
+    cut = device_coding._Cut.of(Coding("int8", "bfloat16", 64), raw_bytes, DevicePool(1 << 20, 1 << 20))
+    assert len(cut.records) * cut.fragment_bytes == raw_bytes
+    assert cut.records[:, 2].tolist() == [at * cut.fragment_bytes for at in range(len(cut.records))]
+    assert len(cut.records) == 1 or cut.fragment_bytes >= 16 * 128
+    assert len(cut.records) > 1 or rows in (1, 16, 31, 127)
 
 
 def test_a_block_that_is_none_is_corrupt(tier: CudaTier, codings: Codings) -> None:
@@ -178,6 +215,7 @@ def test_everything_is_given_back(emulator: Emulator, fake_cuda: FakeCuda, codin
     assert driver.used_bytes > device_coding.SCRATCH_BYTES
     coding.close()
     assert driver.used_bytes == 0
+    assert fake_cuda.calls("cuModuleUnload") == fake_cuda.calls("cuModuleLoadData") == 2
     driver.close()
     assert fake_cuda.report == ""
 
