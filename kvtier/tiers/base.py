@@ -7,7 +7,7 @@ report per block: half a batch may fail, and that is normal. They raise nothing 
 Units: bytes. A tier's `index` in the tier list (0 is the fastest) is not known to itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -136,7 +136,7 @@ class SupportsPinning(Protocol):
 class SupportsScan(Protocol):
     """A persistent tier: knows what it kept, and how much more of a size it would take."""
 
-    def scan(self) -> Iterator[StoredBlock]:
+    def scan(self) -> Iterable[StoredBlock]:
         """Everything kept, oldest write first, each key once (the newest). Called before the first read or write."""
         ...
 

@@ -37,6 +37,8 @@ EXTENT_ROW = struct.Struct("<I")  # stride in pages
 _RECORD = struct.Struct("<BBBBIIQQQ")
 _CHECK = struct.Struct("<Q")
 
+RECORD_HEAD_BYTES = _RECORD.size  # before the block's key
+CHECK_BYTES = _CHECK.size
 LENGTH_BYTES_MAX = 2**32 - 1
 
 

@@ -13,10 +13,11 @@ Units: bytes; a place is a page number (offset in the slab / 4096).
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvtier.blocks.namespace import NamespaceTable
+from kvtier.cache.stored import StoredBlocks
 from kvtier.errors import ClosedError
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
@@ -44,7 +45,7 @@ class LmdbTier:
         self._reader = BlockReader(store, verify)
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max)
         self._writer = BatchWriter(store, self._room)
-        self._scanned: Blocks | None = store.stock.blocks
+        self._scanned: StoredBlocks | None = store.stock.blocks.stored()
         store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
 
     @classmethod
@@ -101,14 +102,14 @@ class LmdbTier:
         """Whether payload bypasses the page cache (O_DIRECT); some filesystems refuse."""
         return self._store.slab.file.direct
 
-    def scan(self) -> Iterator[StoredBlock]:
+    def scan(self) -> Iterable[StoredBlock]:
         """Everything kept, oldest write first, with engine-local namespace ids."""
         self._check_usable()
         blocks, self._scanned = self._scanned, None
         if blocks is None:
             store = self._store
             blocks = list_blocks(store.index, store.names, store.allocator, store.slab.file.length_bytes())
-        return iter(blocks)
+        return blocks
 
     def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
         """The sidecar rows that batches left, in key order."""
