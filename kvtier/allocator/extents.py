@@ -17,6 +17,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.integer]
+
 
 @dataclass(slots=True)
 class _Extent:
@@ -162,16 +167,15 @@ class ExtentAllocator:
         self.slots_of_owner[owner] += 1
         self.used_pages += extent.stride_pages
 
-    def adopt(self, extent: int, stride_pages: int, slots: Sequence[int], owners: Sequence[int]) -> None:
+    def adopt(self, extent: int, stride_pages: int, slots: Sequence[int] | Ints, owners: Sequence[int] | Ints) -> None:
         """Take over an extent as an earlier process left it. `slots` is not empty and has no duplicates."""
         self._add(extent, stride_pages)
         found = self._extents[extent]
-        for slot, owner in zip(slots, owners, strict=True):
-            found.taken[slot] = 1
-            found.owners[slot] = owner
-            self.slots_of_owner[owner] += 1
-        self._count_taken(extent, len(slots))
-        self.used_pages += len(slots) * stride_pages
+        np.frombuffer(found.taken, np.uint8)[slots] = 1
+        np.frombuffer(found.owners, np.uint32)[slots] = owners
+        self.slots_of_owner.update(Counter(np.asarray(owners).tolist()))
+        self._count_taken(extent, len(owners))
+        self.used_pages += len(owners) * stride_pages
 
     def give_back(self, places: Iterable[int]) -> list[int]:
         """These slots are free again. Returns the extents that became empty and are lent no longer."""

@@ -39,6 +39,6 @@ class StoredBlocks:
         return len(self.keys)
 
     def __iter__(self) -> Iterator[StoredBlock]:
-        columns = self.places, self.generations, self.lengths
-        for key, place, generation, length_bytes in zip(self.keys, *map(memoryview, columns), strict=True):
+        columns = (column.tolist() for column in (self.places, self.generations, self.lengths))
+        for key, place, generation, length_bytes in zip(self.keys, *columns, strict=True):
             yield StoredBlock(key, place, generation, length_bytes)

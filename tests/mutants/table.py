@@ -133,8 +133,8 @@ DRAWN = (
     Mutant(
         "drawn 15",
         "cache/adoption.py",
-        "order.restore(recalled.policy.snapshot(), renamed)",
-        "pass",
+        "recalled = recall(rows)",
+        "recalled = None",
         "after a restart, blocks leave in the order of their writing",
     ),
     Mutant(

@@ -85,9 +85,8 @@ class Index:
         sync, metasync = SYNC_MODES[durability]
         folder.mkdir(mode=0o700, exist_ok=True)
         _claim_readers(folder)
-        index = _opened(
-            folder, check=True, collect=True, map_size=index_bytes, sync=sync, metasync=metasync, mode=0o600, readahead=False
-        )
+        options = {"map_size": index_bytes, "sync": sync, "metasync": metasync, "mode": 0o600, "readahead": False}
+        index = _opened(folder, check=True, collect=True, **options)
         try:
             index._data = os.open(folder / DATA_NAME, os.O_RDWR | os.O_CLOEXEC)  # the folder may move while it is open
         except BaseException:

@@ -34,7 +34,7 @@ def plain_nodes(
     halves = pages.view("<u2")
     lower, upper = halves[:, 6].astype(np.int64), halves[:, 7].astype(np.int64)
     plain = (pages[:, :8].copy().view("<u8")[:, 0] == numbers) & (halves[:, 5] == _LEAF)
-    plain &= (_PAGE_HEAD < lower) & (lower <= upper) & (upper <= pages.shape[1]) & (lower % 2 == 0)
+    plain &= (lower > _PAGE_HEAD) & (lower <= upper) & (upper <= pages.shape[1]) & (lower % 2 == 0)
     while True:
         which = np.flatnonzero(plain)
         starts, lengths, bad = _nodes_of(pages, which, lower[which], upper[which], lows[which], highs[which])

@@ -7,7 +7,7 @@ a note: records that a drop left behind, and the older of two blocks with the sa
 Units: bytes, pages of 4096 bytes. Columns, not objects: a million records would leave 500 MB of holes behind.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,29 +90,27 @@ class Slab:
 
     def believes(self, columns: Columns) -> NDArray[np.bool_]:
         """Which of these records `judge` would place."""
-        spaces, at = np.unique(columns["namespace"], return_inverse=True)
-        named = np.array([self.names.to_local(tier_id) is not None for tier_id in spaces.tolist()], np.bool_)
+        named = _mapped(columns["namespace"], lambda tier_id: self.names.to_local(tier_id) is not None)
         stride_pages, place = self._places(columns)
-        page_end = columns["slot"] * stride_pages + stride_pages
+        page_end = columns["slot"].astype(np.int64) * stride_pages + stride_pages
         length_pages = -(-columns["length"].astype(np.int64) // PAGE_BYTES)
-        right: NDArray[np.bool_] = named[at] & (stride_pages == length_pages)
+        right: NDArray[np.bool_] = (named == 1) & (stride_pages == length_pages)
         return right & (page_end <= self.extent_pages) & ((place + stride_pages) * PAGE_BYTES <= self.length_bytes)
 
     def located(self, columns: Columns) -> tuple[list[StoreKey], Columns]:
         """Believed records with engine-local keys, and their places."""
         key_bytes = columns["key"].itemsize
         named = np.empty(len(columns["key"]), [("namespace", f">u{NAMESPACE_BYTES}"), ("key", f"V{key_bytes}")])
-        spaces, at = np.unique(columns["namespace"], return_inverse=True)
-        named["namespace"] = np.array([self.names.to_local(tier_id) for tier_id in spaces.tolist()], np.uint32)[at]
+        named["namespace"] = _mapped(columns["namespace"], lambda tier_id: self.names.to_local(tier_id) or 0)
         named["key"] = columns["key"]
         _, places = self._places(columns)
         return named.view(f"V{NAMESPACE_BYTES + key_bytes}").tolist(), columns | {"place": places}
 
     def _places(self, columns: Columns) -> tuple[Rows, Rows]:
         """Stride in pages (0: the extent is not lent) and first page of each record's slot."""
-        extents, at = np.unique(columns["extent"], return_inverse=True)
-        strides = np.array([self.strides.get(extent, 0) for extent in extents.tolist()], np.int64)[at]
-        return strides, columns["extent"].astype(np.int64) * self.extent_pages + columns["slot"] * strides
+        strides = _mapped(columns["extent"], lambda extent: self.strides.get(extent, 0))
+        first_pages = columns["extent"].astype(np.int64) * self.extent_pages
+        return strides, first_pages + columns["slot"].astype(np.int64) * strides
 
     def judge(self, place_key: bytes, row: bytes) -> tuple[list[StoreKey], Columns] | None:
         """One record, as `located` has it; None if a drop left it behind. Raises CorruptBlock."""
@@ -135,6 +133,14 @@ class Slab:
         cells = record.generation, extent, slot, record.namespace, record.length_bytes, place
         columns = {name: np.array([cell]) for name, cell in zip(_COLUMNS, cells, strict=True)}
         return [store_key(local, record.key)], columns
+
+
+def _mapped(column: NDArray[Any], number_of: Callable[[int], int]) -> Rows:
+    """A number for each cell, asked for once for neighbours that are alike."""
+    starts = np.flatnonzero(column[1:] != column[:-1]) + 1
+    bounds = np.concatenate(([0], starts, [len(column)]))
+    numbers = [number_of(cell) for cell in column[bounds[:-1]].tolist()] if len(column) else []
+    return np.repeat(np.array(numbers, np.int64), np.diff(bounds)[: len(numbers)])
 
 
 def load_names(index: Index, names: TierNames) -> list[str]:
@@ -232,6 +238,8 @@ def _keep_newest_of_each_key(stock: Stock) -> None:
 
 
 def _keep_within_capacity(extents_max: int, fixed: bool, stock: Stock) -> None:
+    if not fixed and len(stock.strides_before) <= extents_max:
+        return
     extents = stock.blocks.column("extent")[stock.blocks.order]
     newest = dict(zip(extents.tolist(), range(len(extents)), strict=True))  # extent -> its last row in order
     if fixed:
@@ -254,10 +262,11 @@ def _adopt(strides: dict[int, int], allocator: ExtentAllocator, stock: Stock) ->
     blocks = stock.blocks
     extents = blocks.column("extent")[blocks.order]
     by_extent = np.argsort(extents, kind="stable")
-    found, starts = np.unique(extents[by_extent], return_index=True)
-    rows = np.split(blocks.order[by_extent], starts[1:]) if len(found) else []
-    slots, owners = blocks.column("slot"), blocks.column("namespace")
-    for extent, members in zip(found.tolist(), rows, strict=True):
-        allocator.adopt(extent, strides[extent], slots[members].tolist(), owners[members].tolist())
+    extents = extents[by_extent]
+    starts = np.flatnonzero(np.diff(extents, prepend=np.int64(-1)))
+    slots, owners = (blocks.column(name)[blocks.order[by_extent]] for name in ("slot", "namespace"))
+    ends = np.append(starts, len(extents))[1:]
+    for extent, first, end in zip(extents[starts].tolist(), starts, ends, strict=True):
+        allocator.adopt(extent, strides[extent], slots[first:end], owners[first:end])
         stock.strides[extent] = strides[extent]
     stock.change.extents.update((ID_KEY.pack(extent), None) for extent in strides.keys() - stock.strides.keys())

@@ -238,7 +238,7 @@ class _Walk:
 
     def _read_into(self, number: int, page: NDArray[np.uint8]) -> None:
         self._meet(number, 1)
-        if os.preadv(self._fd, [memoryview(page)], number * self._page_bytes) != len(page):
+        if os.preadv(self._fd, [page.data], number * self._page_bytes) != len(page):
             raise CorruptBlock(f"page {number} was cut off")
 
     def _meet(self, first: int, pages: int) -> None:
