@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -368,3 +368,77 @@ def test_what_a_crash_left_goes_before_anything_grows(tmp_path: Path, monkeypatc
     assert seen[0] == EXTENT
     assert store.read(range(3)) == [Status.DONE] * 3
     store.close()
+
+
+class LateDisk(SharedDisk):
+    """Claims nothing, and takes a page's disk when it is first written."""
+
+    claims = False
+    backed: set[int] = set()
+
+    def disk_bytes(self) -> int:
+        return 4096 * len(self.backed)
+
+    def write(self, buffers: Sequence[memoryview], offset: int) -> int:
+        length = sum(map(len, buffers))
+        pages = set(range(offset // 4096, (offset + length) // 4096)) - self.backed
+        if 4096 * len(pages) > self.disk_free_bytes():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.backed.update(pages)
+        return super().write(buffers, offset)
+
+
+def test_no_block_leaves_for_one_that_the_disk_refuses(tmp_path: Path) -> None:
+    """A disk that fills up under a store costs it one batch of blocks after the other, until none is left."""
+
+    class Disk(LateDisk):
+        backed: set[int] = set()
+
+    store = StoreDriver(tmp_path / "s", open_file=Disk.open)
+    assert store.write(range(6), LENGTH) == [Status.DONE] * 6
+    Disk.others = Disk.total - store.tier._store.slab.file.disk_bytes()
+    assert store.write([10, 11], LENGTH, evict=[0], note=b"x") == [Status.NO_ROOM] * 3 + [Status.DONE]
+    assert store.read(range(6)) == [Status.DONE] * 6
+    assert store.tier.check() == []
+    for number in range(3):  # what leaves makes room where the disk is ours already
+        assert store.write([], evict=[2 * number, 2 * number + 1]) == [Status.DONE] * 2
+        if number < 2:
+            assert store.write([20 + number, 30 + number], LENGTH) == [Status.DONE] * 2
+    assert store.write([22], LENGTH) == [Status.DONE]
+    assert sorted(store.kept) == [20, 21, 22, 30, 31]
+    assert store.tier.check() == []
+    allocator = store.tier._store.allocator
+    assert allocator.withheld_pages == 2 * LENGTH // 4096
+    Disk.others -= 2 * LENGTH - 1
+    store.write([])
+    assert allocator.withheld_pages == 2 * LENGTH // 4096
+    Disk.others -= 1
+    store.write([])
+    assert allocator.withheld_pages == 0
+    assert store.tier.check() == []
+    store.reopen()
+    assert sorted(store.kept) == [20, 21, 22, 30, 31]
+    store.close()
+
+
+def test_an_extent_that_the_disk_refuses_altogether_is_given_back(tmp_path: Path) -> None:
+    """An extent in which nothing can be written stays lent, and no other size may have it."""
+
+    class Disk(LateDisk):
+        backed: set[int] = set()
+        total = 64 << 20
+
+    store = StoreDriver(tmp_path / "s", open_file=Disk.open)
+    store.write([0], LENGTH)
+    store.write([], evict=[0])
+    write, Disk.write = Disk.write, lambda self, buffers, offset: no_space()
+    assert store.write([1, 2], LENGTH) == [Status.NO_ROOM] * 2
+    assert list(store.tier._store.allocator.lent()) == []
+    Disk.write = write
+    assert store.write([1, 2], LENGTH) == [Status.DONE] * 2
+    assert store.tier.check() == []
+    store.close()
+
+
+def no_space() -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -9,7 +9,7 @@ Units: bytes; strides and places in pages of 4096 bytes.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import lmdb
@@ -39,6 +39,7 @@ class Room:
         self._spare_bytes = 0  # of the filesystem, above min_free and what we owe
         self._owed_bytes = 0  # of disk, to the index and to what is lent and not yet written
         self._excess_bytes = 0
+        self._refused_free_bytes = 0  # what the filesystem had when it last refused a payload
         self._shortage_told = False
         self.refresh()
 
@@ -76,6 +77,17 @@ class Room:
         while len(places) < slots and self._lend(stride_pages):
             places += allocator.take(stride_pages, slots - len(places))
         return places
+
+    def withhold(self, places: Collection[int]) -> None:
+        """The disk had no room for what was to be written there, claimed or not: use other slots until it has more.
+
+        Blocks that leave give slots that have their disk; were these tried again and again, all would leave for them.
+        """
+        if not places:
+            return
+        self._look()
+        self._refused_free_bytes = self._disk_free_bytes
+        self._store.return_disk(self._store.allocator.withhold(places))
 
     def give_back(self, places: Iterable[int]) -> list[int]:
         """Free slots, and give the disk of extents that became empty back; returns those."""
@@ -179,6 +191,9 @@ class Room:
         if self.reserve_used:
             self._restore_reserve()
         self._look()
+        withheld_bytes = store.allocator.withheld_pages * PAGE_BYTES
+        if withheld_bytes and self._disk_free_bytes >= self._refused_free_bytes + withheld_bytes:
+            store.allocator.release()
         short_bytes = max(0, self._min_free_bytes - self._disk_free_bytes)
         held_bytes = store.occupied_extents() * store.header.extent_bytes
         excess_bytes = min(short_bytes, held_bytes)

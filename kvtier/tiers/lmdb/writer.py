@@ -4,12 +4,12 @@ Owns: the order above and the generation counter. One thread at a time.
 Always: a block is DONE only when its record is committed; if the commit does not happen no item is DONE, no
 eviction is applied, and the batch's slots are free again. A slot freed by a batch is never written by it.
 
-                      payload failed          sync failed            commit failed
-    that item         NO_ROOM / FAILED        FAILED                 NO_ROOM / FAILED
-    the others        go on                   FAILED                 NO_ROOM / FAILED
-    the slots         free again              withheld till reopen   free again
-    evictions         go on                   FAILED, not applied    NO_ROOM / FAILED, not applied
-    the sidecar       goes on                 FAILED, not applied    NO_ROOM / FAILED, not applied
+                      disk full               payload failed   sync failed            commit failed
+    that item         NO_ROOM                 FAILED           FAILED                 NO_ROOM / FAILED
+    the others        go on                   go on            FAILED                 NO_ROOM / FAILED
+    the slots         withheld till it isn't  free again       withheld till reopen   free again
+    evictions         NO_ROOM, not applied    go on            FAILED, not applied    NO_ROOM / FAILED, not applied
+    the sidecar       goes on                 goes on          FAILED, not applied    NO_ROOM / FAILED, not applied
 
 A full index first gives up the batch's sidecar, for blocks are worth more than their order; and while the disk that
 evictions will need is not claimed, no sidecar is kept: records are bounded by their slots, rows are not.
@@ -90,7 +90,11 @@ class BatchWriter:
         leaving, evictions = self._due(batch.evict)
         writings = [self._accepted(item) for item in batch.items]
         self._place([writing for writing in writings if writing.outcome is None])
-        failure = self._write_payload([writing for writing in writings if writing.outcome is None])
+        writing_now = [writing for writing in writings if writing.outcome is None]
+        failure = self._write_payload(writing_now)
+        if any(_has_no_room(writing) for writing in writing_now):  # nothing leaves for what could not be stored
+            kept = Outcome(Status.NO_ROOM, detail="it stays: the disk was full for what should take its place")
+            leaving, evictions = [], [kept if outcome.done else outcome for outcome in evictions]
         self._sidecar_dropped = False
         moving = [writing for writing in writings if writing.outcome is None]
         if failure is None and (moving or leaving or batch.sidecar):
@@ -200,7 +204,8 @@ class BatchWriter:
             if io.error is not None:
                 status = Status.NO_ROOM if io.error.errno in NO_SPACE else Status.FAILED
                 writing.outcome = Outcome(status, detail=str(io.error))
-        self._give_back(writing.place for writing in writings if writing.outcome is not None)
+        self._room.withhold([writing.place for writing in writings if _has_no_room(writing)])
+        self._give_back(w.place for w in writings if w.outcome is not None and not _has_no_room(w))
         if not self._synced or all(writing.outcome is not None for writing in writings):
             return None
         try:
@@ -311,3 +316,7 @@ class BatchWriter:
     def _give_back(self, places: Iterable[int]) -> None:
         for extent in self._room.give_back(places):
             self._recorded.pop(extent, None)
+
+
+def _has_no_room(writing: _Writing) -> bool:
+    return writing.outcome is not None and writing.outcome.status is Status.NO_ROOM
