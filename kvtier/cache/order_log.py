@@ -143,8 +143,11 @@ class OrderLog:
         self._number = max([self._number, *(order_rows.number_of(key) + 1 for key in self._stored)])
 
     def piece(self) -> Rows:
-        """The rows for the next batch; empty if there is nothing new to say, or no room was left for it lately."""
-        if not self.changed:
+        """The rows for the next batch; empty if there is nothing new to say, or no room was left for it lately.
+
+        The first batch of a process has a snapshot in any case: what the rows in the store say is in handles of then.
+        """
+        if not self.changed and not self._snapshot_due:
             return {}
         if self._pause_pieces:
             self._pause_pieces -= 1
