@@ -1,4 +1,4 @@
-"""Serves requests over a small store in processes that it kills, as it is told: lines of a seed and of how many batches.
+"""Serves requests in processes that it kills as it is told, by lines of a seed and a number of batches.
 
 With each batch goes a row that says in which order the blocks would leave, in the same transaction.
 """

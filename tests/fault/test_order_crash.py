@@ -44,7 +44,7 @@ def test_directory_and_order_are_those_of_the_last_commit(
     found: list[tuple[list[StoredBlock], list[bytes]]] = []
     open_tier = build.open_tier
 
-    def watched(config, *rest):  # noqa: ANN001, ANN202
+    def watched(config, *rest):
         tier = open_tier(config, *rest)
         if config.type == "lmdb":
             found.append(kept_by(tier))

@@ -12,6 +12,7 @@ from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES
 from kvtier.tiers.lmdb.index import Change, Index
+from kvtier.tiers.lmdb.room import Room
 from kvtier.types import Status
 
 MIN_FREE = 1 << 20
@@ -442,3 +443,15 @@ def test_an_extent_that_the_disk_refuses_altogether_is_given_back(tmp_path: Path
 
 def no_space() -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_dead_readers_are_let_go_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that a dead reader saw are kept for good, and the index takes the room of blocks."""
+    store = StoreDriver(tmp_path / "s")
+    now_s, checks = [100.0], []
+    room = Room(store.tier._store, 0, LENGTH, clock=lambda: now_s[0])
+    monkeypatch.setattr(store.tier._store.index, "release_dead_readers", lambda: checks.append(now_s[0]))
+    for now_s[0] in (101.0, 129.9, 130.0, 131.0, 159.9, 160.5):
+        room.refresh()
+    assert checks == [130.0, 160.5]
+    store.close()

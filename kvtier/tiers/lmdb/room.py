@@ -9,7 +9,8 @@ Units: bytes; strides and places in pages of 4096 bytes.
 """
 
 import logging
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import lmdb
@@ -23,12 +24,19 @@ from kvtier.types import PAGE_BYTES, page_aligned
 _log = logging.getLogger(__name__)
 
 _INDEX_STEP_BYTES = MIB // 4
+READER_CHECK_S = 30.0
 
 
 class Room:
     """What one open store may still take."""
 
-    def __init__(self, store: OpenStore, min_free_bytes: int, length_bytes_max: int) -> None:
+    def __init__(
+        self,
+        store: OpenStore,
+        min_free_bytes: int,
+        length_bytes_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.length_bytes_max = length_bytes_max
         self.refusal = ""  # why the last extent was not lent
         self.closed = False  # nothing can be committed any more
@@ -41,6 +49,8 @@ class Room:
         self._excess_bytes = 0
         self._refused_free_bytes = 0  # what the filesystem had when it last refused a payload
         self._shortage_told = False
+        self._clock = clock
+        self._readers_due_s = clock() + READER_CHECK_S  # opening has just done it
         self.refresh()
 
     # ------------------------------------------------------------ from memory, on any thread
@@ -188,6 +198,7 @@ class Room:
     def refresh(self) -> None:
         """Ask the filesystem again what it has left, for `left` and `excess_bytes`. After every batch."""
         store = self._store
+        self._check_readers()
         if self.reserve_used:
             self._restore_reserve()
         self._look()
@@ -203,6 +214,13 @@ class Room:
         lends = store.allocator.lent_extents < store.allocator.extents_max
         if lends and store.settled and not excess_bytes and self._spare_bytes < store.header.extent_bytes:
             self._tell_shortage(self._too_little_for("an extent", store.header.extent_bytes))
+
+    def _check_readers(self) -> None:
+        """From time to time: pages that a dead reader saw are not used again, and the index grows for them."""
+        now_s = self._clock()
+        if now_s >= self._readers_due_s:
+            self._readers_due_s = now_s + READER_CHECK_S
+            self._store.index.release_dead_readers()
 
     def _look(self) -> None:
         """What the filesystem has, and what of it is ours to take. Where nothing can be claimed ahead, what is lent
