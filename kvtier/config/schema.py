@@ -137,9 +137,7 @@ class LmdbTierConfig(_Tier):
     durability: Annotated[str, one_of("durability", ["none", "batch", "strict"])] = Field(
         default="batch", examples=["batch"]
     )
-    payload: Annotated[str, one_of("payload", ["slab"], not_yet("inline", use="slab"))] = Field(
-        default="slab", examples=["slab"]
-    )
+    payload: Annotated[str, one_of("payload", ["slab", "inline"])] = Field(default="slab", examples=["slab"])
     verify: Flag = Field(default=True, examples=["true"])
 
 

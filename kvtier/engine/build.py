@@ -165,6 +165,7 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
             min_free_bytes=config.min_free_bytes,
             durability=config.durability,
             verify=config.verify,
+            payload=config.payload,
         )
     assert_never(config)
 

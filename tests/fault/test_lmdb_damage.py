@@ -375,9 +375,9 @@ def test_a_future_format(tmp_path: Path) -> None:
     from kvtier.tiers.lmdb.index import Change
 
     index = rows_of(tmp_path / "s")
-    index.commit(Change(meta={HEADER_KEY: encode_header(replace(header, format=2))}))
+    index.commit(Change(meta={HEADER_KEY: encode_header(replace(header, format=3))}))
     index.close()
-    with pytest.raises(StoreFormatError, match=r"format 2.*reads format 1.*Use the kvtier that made it"):
+    with pytest.raises(StoreFormatError, match=r"format 3.*reads format 1 and 2.*Use the kvtier that made it"):
         store._open()
 
 

@@ -18,11 +18,14 @@ from kvtier.errors import CorruptBlock
 from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, PAGE_BYTES, BlockKey
 
 FORMAT_VERSION = 1
+INLINE_FORMAT_VERSION = 2  # the payloads are rows of `PAYLOAD_NAME`, not slots of a slab
+FORMATS = {"slab": FORMAT_VERSION, "inline": INLINE_FORMAT_VERSION}
 RECORD_VERSION = 1
 
 LOCK_NAME = "lock"
 SLAB_NAME = "slab"
 INDEX_NAME = "index"
+PAYLOAD_NAME = "payload"
 TABLES = ("meta", "namespaces", "extents", "blocks", "sidecar")
 
 HEADER_KEY = b"header"

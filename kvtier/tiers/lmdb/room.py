@@ -207,7 +207,7 @@ class Room:
             store.allocator.release()
         short_bytes = max(0, self._min_free_bytes - self._disk_free_bytes)
         held_bytes = store.occupied_extents() * store.header.extent_bytes
-        excess_bytes = min(short_bytes, held_bytes)
+        excess_bytes = min(short_bytes, held_bytes) if store.slab.file.gives_back else 0
         if excess_bytes and not self._excess_bytes:
             _log.warning("%s: %s; blocks leave", store.folder, self._below_min_free())
         self._excess_bytes = excess_bytes

@@ -42,6 +42,7 @@ class SlotIO:
     view: memoryview
     checksum: int = 0
     error: OSError | None = None
+    fingerprint: bytes = b""  # of the block's namespace, where it is stored beside the payload
     _bounce: memoryview | None = None
 
     @property

@@ -60,6 +60,7 @@ class LmdbTier:
         min_free_bytes: int,
         durability: str = "batch",
         verify: bool = True,
+        payload: str = "slab",
         io_threads: int = 4,
         open_file: Callable[[Path], BlockFile] = BlockFile.open,
     ) -> "LmdbTier":
@@ -67,12 +68,13 @@ class LmdbTier:
 
         capacity_bytes: what the folder may take of the disk, index included. length_bytes_max: the largest block
         that will be written. min_free_bytes: what the filesystem must keep free. durability: none, batch or strict.
+        payload: where the blocks' bytes lie: in a slab file, or (inline) in values of LMDB.
         An existing store keeps its extent size; if it holds more than the capacity, whole extents leave, those
         first whose newest block is oldest. On a full disk it opens for reading, and stores again when it can.
         Raises ConfigError, StoreLocked, StoreFormatError or StoreError.
         """
         where = f"tier {name}"
-        settings = Settings(where, capacity_bytes, length_bytes_max, min_free_bytes, durability, io_threads)
+        settings = Settings(where, capacity_bytes, length_bytes_max, min_free_bytes, durability, io_threads, payload)
         return cls(name, open_store(Path(path), namespaces, settings, open_file), settings, verify)
 
     @property

@@ -191,6 +191,7 @@ class BatchWriter:
                 key = block_key_of(item.key)
                 writing.place = place
                 writing.io = SlotIO(key, place * PAGE_BYTES, stride, item.length_bytes, item.source)
+                writing.io.fingerprint, _ = self._store.names.identity(namespace_of(item.key))
             for writing in group[len(places) :]:
                 writing.outcome = Outcome(Status.NO_ROOM, detail=self._room.refusal)
 
