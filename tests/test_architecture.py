@@ -38,6 +38,7 @@ DECIDING_ENGINE = {
     "core",
     "demotion",
     "arguments",
+    "capacities",
     "flight",
     "flushes",
     "managed",

@@ -18,7 +18,10 @@ class Room:
     blocks: Callable[[int], int]  # bytes of a block -> how many more would fit
     extent: Callable[[int], int]  # place -> extent: emptied as a whole, it serves any size
     used_bytes: Callable[[], int]
-    excess_bytes: Callable[[], int]  # to be given back, for the disk has less free than it should
+    excess_bytes: Callable[[], int]  # to be given back: the disk has less free than it should, or the capacity shrank
+    capacities: Callable[[], tuple[int, int]] | None = (
+        None  # what it may take, and of that for payload, if that changes
+    )
 
 
 @dataclass(slots=True)

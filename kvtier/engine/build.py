@@ -27,6 +27,7 @@ from kvtier.notices import say_once
 from kvtier.policies import POLICIES
 from kvtier.tiers.base import (
     SupportsArray,
+    SupportsCapacity,
     SupportsPinning,
     SupportsRemap,
     SupportsScan,
@@ -173,9 +174,7 @@ def open_tier(config: TierConfig, namespaces: NamespaceTable, length_bytes_max: 
 def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Level:
     """The deciding code's view of an opened tier for blocks of these groups."""
     traits = tier.traits
-    room = (
-        Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes) if isinstance(tier, SupportsScan) else None
-    )
+    room = _room_of(tier) if isinstance(tier, SupportsScan) else None
     pool = None if room else SlotPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
     geometry, granules = (
         (tier.geometry, tier.granules_mapped) if isinstance(tier, SupportsRemap) else (None, frozenset())
@@ -202,3 +201,10 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
         low_watermark=config.low_watermark,
         high_watermark=config.high_watermark,
     )
+
+
+def _room_of(tier: Any) -> Room:
+    """Of a tier that SupportsScan."""
+    changes = isinstance(tier, SupportsCapacity)
+    capacities = (lambda: (tier.capacity_bytes, tier.traits.capacity_bytes)) if changes else None
+    return Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes, capacities)

@@ -95,6 +95,7 @@ class TieredCache(CacheVerbs):
 
         It grows as far as its `capacity_max` and the machine allow. It shrinks by what nobody leases: blocks are
         copied to the tier below before their memory goes back to the system, no pointer changes, nothing leased moves.
+        An lmdb tier takes its new capacity at once; what is stored beyond a smaller one leaves in the moments after.
         Raises UsageError for a tier whose size is fixed, or a size without room for a block. Cancelled: it goes on.
         """
         answer = await self._answer(self._resizing(tier, size_bytes))

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from kvtier.errors import DeviceLost, KvtierError
-from kvtier.tiers.base import SupportsDrop, SupportsFences, SupportsRemap, SupportsSlots, Tier
+from kvtier.tiers.base import SupportsCapacity, SupportsDrop, SupportsFences, SupportsRemap, SupportsSlots, Tier
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
 
 PLACES, GENERATIONS = 1 << 32, 1 << 64  # as the directory's columns are wide
@@ -120,6 +120,9 @@ def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
     if batch.remap is not None:
         assert isinstance(tier, SupportsRemap)
         return [tier.remap(batch.remap)]
+    if batch.capacity_bytes is not None:
+        assert isinstance(tier, SupportsCapacity)
+        return [tier.change_capacity(batch.capacity_bytes)]
     if batch.drop is not None:
         assert isinstance(tier, SupportsDrop)
         return [tier.drop(batch.drop)]

@@ -74,6 +74,11 @@ class Flight:
         batch = TransferBatch(self._number(), tier, tier, (), remap=remap)
         return self._enter(Underway(batch, (), self.now_s))
 
+    def depart_capacity(self, tier: int, capacity_bytes: int) -> TransferBatch:
+        """Make the batch that lets a persistent tier take so much of its disk."""
+        batch = TransferBatch(self._number(), tier, tier, (), capacity_bytes=capacity_bytes)
+        return self._enter(Underway(batch, (), self.now_s))
+
     def arrive(self, done: BatchDone) -> Underway | None:
         """Take an acknowledged batch out; None if it is not (or no longer) known."""
         underway = self._underway.pop(done.batch_id, None)

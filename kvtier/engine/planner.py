@@ -12,6 +12,7 @@ from collections import deque
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.breaker import Breakers
+from kvtier.engine.capacities import Capacities
 from kvtier.engine.demotion import STARVED_S, Demotions
 from kvtier.engine.flight import Flight, Underway
 from kvtier.engine.pressure import DiskPressure
@@ -42,6 +43,7 @@ class Planner:
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
         self.sleep = Sleep(residency, self.flight, self.promotions, self.demotions, self.resizes)
+        self.capacities = Capacities(residency, self.flight, self.resizes.ended)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
         self._drops_failed: set[int] = set()
@@ -62,6 +64,7 @@ class Planner:
         batches = self.promotions.batches()
         while self._drops:
             batches += self._drop_batches(*self._drops.popleft())
+        batches += self.capacities.batches()
         batches += self._pressure.batches(now_s)
         batches += self.resizes.batches()
         self.sleep.plan()
@@ -134,6 +137,9 @@ class Planner:
         done = self._about_devices(batch, done)
         if len(done.outcomes) != batch.outcomes:
             raise InvariantError(f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {batch.outcomes} items")
+        if batch.capacity_bytes is not None:
+            self.capacities.settled(batch, done.outcomes[0])
+            return []
         if batch.remap is not None:
             self._remapped(batch.target, batch.remap, done.outcomes[0])
             return []

@@ -1,4 +1,5 @@
 """TierMemory: what callers ask of a tier's memory: a size, to sleep, to wake. Who asked what, and how it was answered.
+The size of a store is its capacity.
 
 Owns: the tickets of those who wait for a wake, and the matches that lost their pins to a sleep. Always: each ticket is
 answered once, with the memory that is there. Units: bytes, granules.
@@ -52,6 +53,10 @@ class TierMemory:
             raise UsageError(f"there is no tier {tier_name!r}; {suggestion(tier_name, self._names)}")
         tier = self._names.index(tier_name)
         self._leases.refuse_if_asleep(tier)
+        room = self._residency.levels[tier].room
+        if room is not None and room.capacities is not None:
+            self._planner.capacities.begin(ticket, tier, size_bytes)
+            return
         geometry = self._residency.levels[tier].geometry
         if geometry is None:
             raise UsageError(f"tier {tier_name} cannot be resized while it is open; change its capacity and open anew")

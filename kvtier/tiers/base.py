@@ -168,6 +168,23 @@ class SupportsSidecar(Protocol):
 
 
 @runtime_checkable
+class SupportsCapacity(Protocol):
+    """A persistent tier whose capacity can change while it is open."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What it may take of its disk now, all included."""
+        ...
+
+    def change_capacity(self, capacity_bytes: int) -> Outcome:
+        """Take so much from now on: DONE; or nothing changed. Runs on the writer's thread.
+
+        Blocks that a smaller capacity has no room for stay until they are evicted: see `excess_bytes`.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsDrop(Protocol):
     """A persistent tier that can forget a namespace at once, however many blocks it has."""
 

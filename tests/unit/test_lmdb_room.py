@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from kvtier.testing.stores import StoreDriver
@@ -455,3 +456,49 @@ def test_dead_readers_are_let_go_in_time(tmp_path: Path, monkeypatch: pytest.Mon
         room.refresh()
     assert checks == [130.0, 160.5]
     store.close()
+
+
+def test_a_capacity_that_shrinks_is_kept_as_soon_as_blocks_have_left(tmp_path: Path) -> None:
+    """A store that is to take less goes on storing, or one that is to take more is full."""
+    store = StoreDriver(tmp_path / "s", capacity_bytes=8 << 20)
+    room = store.tier.room(LENGTH)
+    store.write(range(room), LENGTH)
+    assert store.tier.change_capacity(16 << 20).done
+    assert store.tier.room(LENGTH) > room * 0.8
+    store.write(range(room, room + 50), LENGTH)
+    assert store.tier.change_capacity(6 << 20).done
+    assert store.tier.capacity_bytes == 6 << 20
+    assert store.tier.room(LENGTH) == 0
+    assert store.write([900], LENGTH) == [Status.NO_ROOM]
+    while store.tier.excess_bytes():
+        store.write([], evict=extents_of(store)[0])
+    kept = sorted(store.kept)
+    assert 0 < len(kept) < room
+    used = sum(path.stat().st_blocks * 512 for path in (tmp_path / "s").rglob("*") if path.is_file())
+    assert used <= 6 << 20
+    assert store.read(kept) == [Status.DONE] * len(kept)
+    assert store.tier.check() == []
+    store.reopen(capacity_bytes=6 << 20)
+    assert sorted(store.kept) == kept
+    store.close()
+
+
+def test_a_capacity_that_cannot_be_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store would be left without room for a block, or believe a capacity that is not written down."""
+    store = StoreDriver(tmp_path / "s")
+    store.write([1])
+    room = store.tier.room(LENGTH)
+    refused = store.tier.change_capacity(100_000)
+    assert (refused.status, "Give at least" in refused.detail) == (Status.FAILED, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.tier._store.index, "commit", lambda change: no_space_in_index())
+        assert store.tier.change_capacity(16 << 20).status is Status.NO_ROOM
+    assert (store.tier.capacity_bytes, store.tier.room(LENGTH)) == (4 << 20, room)
+    store.close()
+    inline = StoreDriver(tmp_path / "t", payload="inline", capacity_bytes=8 << 20)
+    assert inline.tier.change_capacity(16 << 20).status is Status.FAILED
+    inline.close()
+
+
+def no_space_in_index() -> None:
+    raise lmdb.DiskError("no room")

@@ -163,7 +163,7 @@ def _budget(folder: Path, index: Index, header: Header | None, settings: Setting
     if settings.capacity_bytes < header.capacity_bytes:
         index.trim()
     lent = sum(1 for _ in index.rows("extents"))
-    return split(*sizes, settings.where, header.extent_bytes, index.map_bytes(), lent, share=settings.share)
+    return settings.budget_beside(header.extent_bytes, index.map_bytes(), lent)
 
 
 def _tell(store: OpenStore, notes: list[str]) -> None:

@@ -47,6 +47,7 @@ class Room:
         self._spare_bytes = 0  # of the filesystem, above min_free and what we owe
         self._owed_bytes = 0  # of disk, to the index and to what is lent and not yet written
         self._excess_bytes = 0
+        self._over_bytes = 0
         self._refused_free_bytes = 0  # what the filesystem had when it last refused a payload
         self._shortage_told = False
         self._clock = clock
@@ -69,7 +70,8 @@ class Room:
         return allocator.free_slots(stride_pages) + unlent * allocator.slots_per_extent(stride_pages)
 
     def excess_bytes(self) -> int:
-        """What the store should give back for `min_free`, as of the last batch: at most what its extents take.
+        """What the store should give back for `min_free` or a smaller capacity, as of the last batch: at most what its
+        extents take.
 
         Only emptied extents give anything back.
         """
@@ -80,7 +82,7 @@ class Room:
     def take(self, stride_pages: int, slots: int) -> list[int]:
         """Up to `slots` free slots of a class, lending extents as needed; `refusal` says why there are fewer."""
         if self._excess_bytes:  # nor into extents that are lent: they are to become empty
-            self.refusal = self._below_min_free()
+            self.refusal = self._why_excess()
             return []
         allocator = self._store.allocator
         places = allocator.take(stride_pages, slots)
@@ -207,9 +209,11 @@ class Room:
             store.allocator.release()
         short_bytes = max(0, self._min_free_bytes - self._disk_free_bytes)
         held_bytes = store.occupied_extents() * store.header.extent_bytes
-        excess_bytes = min(short_bytes, held_bytes) if store.slab.file.gives_back else 0
+        lent, most = store.allocator.lent_extents, store.allocator.extents_max
+        self._over_bytes = max(0, lent - most) * store.header.extent_bytes  # since the capacity became smaller
+        excess_bytes = max(min(short_bytes, held_bytes) if store.slab.file.gives_back else 0, self._over_bytes)
         if excess_bytes and not self._excess_bytes:
-            _log.warning("%s: %s; blocks leave", store.folder, self._below_min_free())
+            _log.warning("%s: %s; blocks leave", store.folder, self._why_excess())
         self._excess_bytes = excess_bytes
         lends = store.allocator.lent_extents < store.allocator.extents_max
         if lends and store.settled and not excess_bytes and self._spare_bytes < store.header.extent_bytes:
@@ -251,6 +255,11 @@ class Room:
     def _too_little_for(self, what: str, wanted_bytes: int) -> str:
         owed = f", and {readable_bytes(self._owed_bytes)} are promised" if self._owed_bytes else ""
         return f"{self._below_min_free()}{owed}; {what} takes {readable_bytes(wanted_bytes, up=True)}"
+
+    def _why_excess(self) -> str:
+        if not self._over_bytes:
+            return self._below_min_free()
+        return f"the capacity is {readable_bytes(self._store.budget.capacity_bytes)} now"
 
     def _below_min_free(self) -> str:
         return (

@@ -11,7 +11,7 @@ from pathlib import Path
 from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
-from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES
+from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES, Budget, split
 from kvtier.tiers.lmdb.index import SYNC_MODES
 from kvtier.tiers.lmdb.inline import SLOTS_SHARE
 from kvtier.tiers.lmdb.layout import FORMATS, LENGTH_BYTES_MAX
@@ -40,6 +40,18 @@ class Settings:
     def share(self) -> tuple[int, int]:
         """`budget_bytes` as a fraction of the capacity."""
         return (1, 1) if self.payload == "slab" else SLOTS_SHARE
+
+    def budget_beside(self, extent_bytes: int, index_bytes: int, lent_extents: int) -> Budget:
+        """The split of the capacity for a store that has these extents and this index. Raises ConfigError."""
+        return split(
+            self.budget_bytes,
+            self.length_bytes_max,
+            self.where,
+            extent_bytes,
+            index_bytes,
+            lent_extents,
+            share=self.share,
+        )
 
     def check(self) -> None:
         """Raises ConfigError."""

@@ -12,13 +12,15 @@ With `verify=False` blocks are served unread-checked: use it with `strict` only,
 Units: bytes; a place is a page number (offset in the slab / 4096).
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.stored import StoredBlocks
-from kvtier.errors import ClosedError
+from kvtier.errors import ClosedError, ConfigError
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.loading import Blocks, list_blocks
@@ -28,14 +30,16 @@ from kvtier.tiers.lmdb.reader import BlockReader
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.writer import BatchWriter
-from kvtier.types import PAGE_BYTES, Outcome, ReadItem, StoredBlock, WriteBatch
+from kvtier.types import PAGE_BYTES, Outcome, ReadItem, Status, StoredBlock, WriteBatch
+
+_log = logging.getLogger(__name__)
 
 BATCH_BYTES = 16 << 20  # below 8 MiB the transaction costs more than the payload; above 32 nothing is gained
 READERS = 4
 
 
 class LmdbTier:
-    """Implements Tier, SupportsScan and SupportsDrop. Open with `LmdbTier.open`."""
+    """Implements Tier, SupportsScan, SupportsCapacity and SupportsDrop. Open with `LmdbTier.open`."""
 
     def __init__(self, name: str, store: OpenStore, settings: Settings, verify: bool) -> None:
         self.name = name
@@ -45,6 +49,7 @@ class LmdbTier:
         self._reader = BlockReader(store, verify)
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max)
         self._writer = BatchWriter(store, self._room)
+        self._settings = settings
         self._scanned: StoredBlocks | None = store.stock.blocks.stored()
         store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
 
@@ -135,13 +140,37 @@ class LmdbTier:
         self._scanned = None
         return self._writer.drop(namespace)
 
+    @property
+    def capacity_bytes(self) -> int:
+        """What the folder may take of its disk now, index included."""
+        return self._store.header.capacity_bytes
+
+    def change_capacity(self, capacity_bytes: int) -> Outcome:
+        """Take so much from now on: DONE; or nothing changed, and a warning says why. The writer's thread.
+
+        Blocks that it has no room for any more stay until they are evicted: see `excess_bytes`.
+        """
+        self._check_usable()
+        store = self._store
+        settings = replace(self._settings, capacity_bytes=capacity_bytes)
+        extents = store.header.extent_bytes, store.index.map_bytes(), store.allocator.lent_extents
+        try:
+            if settings.payload != "slab":
+                raise ConfigError(settings.where, "payload: inline fixes it while open", "Open it anew")
+            budget = settings.budget_beside(*extents)
+        except ConfigError as error:
+            _log.warning("%s: its capacity stays: %s", store.folder, error)
+            return Outcome(Status.FAILED, detail=str(error))
+        return self._writer.change_capacity(replace(store.header, capacity_bytes=capacity_bytes), budget)
+
     def room(self, length_bytes: int) -> int:
         """How many more blocks of this length a write would take now. Any thread, no I/O."""
         self._check_usable()
         return self._room.left(length_bytes)
 
     def excess_bytes(self) -> int:
-        """How many bytes the filesystem lacks for `min_free` that this tier could give: evict whole extents.
+        """How many bytes the filesystem lacks for `min_free`, or the capacity for what is stored, that this tier could
+        give: evict whole extents.
 
         As of the last batch; an empty one asks the filesystem anew. Any thread, no I/O.
         """

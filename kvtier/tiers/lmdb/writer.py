@@ -23,14 +23,18 @@ from dataclasses import dataclass
 import lmdb
 
 from kvtier.tiers.lmdb.blockfile import NO_SPACE
+from kvtier.tiers.lmdb.budget import Budget
 from kvtier.tiers.lmdb.index import Change, IndexFull
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
+    HEADER_KEY,
     ID_KEY,
     NAMESPACE_KEY,
     PLACE_KEY,
+    Header,
     Record,
     encode_extent,
+    encode_header,
     encode_limit,
     encode_namespace,
     encode_record,
@@ -128,6 +132,17 @@ class BatchWriter:
         if failure is None:
             self._store.names.remove(tier_id)
             self._give_back(places)
+        self._room.refresh()
+        return failure or DONE
+
+    def change_capacity(self, header: Header, budget: Budget) -> Outcome:
+        """Take over another capacity, once the store's header says it."""
+        if (refusal := self._refusal()) is not None:
+            return refusal
+        failure = self._apply(Change(meta={HEADER_KEY: encode_header(header)}), evicting=False)
+        if failure is None:
+            self._store.header, self._store.budget = header, budget
+            self._store.allocator.extents_max = budget.extents_max
         self._room.refresh()
         return failure or DONE
 
