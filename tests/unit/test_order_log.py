@@ -327,3 +327,20 @@ def test_calls_that_disagree_with_themselves_cost_order_and_nothing_else():
     engine = start(disk, "lru")
     engine.check()
     assert set(leaving(engine)[0]) == disk_keys(disk)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_batch_of_a_process_carries_its_order(policy):
+    """Until something is used, the store has the handles of a process that is gone, which mean others by now."""
+    disk = DictTier(blocks_max=16)
+    use(flushed(start(disk, policy)), 5)
+    again = start(disk, policy)
+    before = leaving(again)
+    rows = order_of(again).piece()
+    assert order_rows.HEAD_KEY in rows
+    disk.notes = without_nones(disk.notes | rows)
+    assert leaving(start(disk, policy)) == before
+
+
+def without_nones(rows):
+    return {key: row for key, row in rows.items() if row is not None}
