@@ -20,7 +20,7 @@ from kvtier.policies.base import Access, Policy
 from kvtier.types import StoreKey, block_key_of, namespace_of, store_key
 
 NO_PLACE = 2**32 - 1
-_SPARE_HANDLES = 1 << 16
+_SPARE_HANDLES = 1 << 12
 
 
 class Places:

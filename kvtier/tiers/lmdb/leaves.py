@@ -63,7 +63,7 @@ def _nodes_of(
     base = which[page] * page_bytes
     halves = pages.reshape(-1).view("<u2")
     offset = halves[(base + _PAGE_HEAD) // 2 + nth].astype(np.int64)
-    wrong = (offset < upper[page]) | (offset > page_bytes - _NODE_HEAD - KEY_BYTES) | (offset % 2 == 1)
+    wrong = (offset > page_bytes - _NODE_HEAD - KEY_BYTES) | (offset % 2 == 1)
     if wrong.any():
         return nth, nth, np.unique(page[wrong])
     node = (base + offset) // 2
