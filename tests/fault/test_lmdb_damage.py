@@ -337,7 +337,8 @@ def test_a_record_damaged_while_open(tmp_path: Path) -> None:
     store.close()
 
 
-def test_records_at_impossible_places(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [{}, {b"odd": b"x"}], ids=["looked at together", "looked at one by one"])
+def test_records_at_impossible_places(tmp_path: Path, beside: dict[bytes, bytes]) -> None:
     """Intact records that contradict their extent, the slab or the namespaces would be served."""
     store = StoreDriver(tmp_path / "s")
     store.write([1])
@@ -355,11 +356,11 @@ def test_records_at_impossible_places(tmp_path: Path) -> None:
     ]
     from kvtier.tiers.lmdb.index import Change
 
-    index.commit(Change(blocks={key: encode_record(key, lie) for key, lie in lies} | {b"odd": b"x"}))
+    index.commit(Change(blocks={key: encode_record(key, lie) for key, lie in lies} | beside))
     index.close()
     store.tier = store._open()
     store.rescan([1])
-    assert len(store.tier.findings) == 5
+    assert len(store.tier.findings) == 4 + len(beside)
     assert store.read([1]) == [Status.DONE]
     assert store.tier.used_bytes() == 8192
     store.close()
