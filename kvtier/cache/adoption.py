@@ -7,16 +7,16 @@ Owns nothing. Always: every block found is a READY copy afterwards; those whose 
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.cache.directory import Directory
 from kvtier.cache.order_replay import Recalled, recall, todays_key
 from kvtier.cache.residency import Residency
 from kvtier.cache.stored import StoredBlocks
 from kvtier.policies.base import Access, Policy, SupportsSizes
-from kvtier.types import PAGE_BYTES, StoredBlock, StoreKey, page_aligned
+from kvtier.types import PAGE_BYTES, StoredBlock, StoreKey
 
 Handles = NDArray[np.int64]
 
@@ -25,11 +25,12 @@ def adopt(residency: Residency, tier: int, blocks: Iterable[StoredBlock], rows: 
     """Take over a tier's blocks, oldest write first, and the order in the tier's sidecar `rows`."""
     directory, order = residency.directory, residency.orders[tier]
     stored = StoredBlocks.of(blocks)
+    sizes = _size_classes(stored)
     recalled = recall(rows)
     handles = np.full(len(stored), -1, np.int64)  # of the blocks whose place in the order is known
     ghosts: dict[int, tuple[StoreKey, int]] = {}
     if recalled is not None:
-        handles = _reinstated(recalled.policy, stored, *recalled.places.known())
+        handles = _reinstated(recalled.policy, stored.places, sizes, *recalled.places.known())
         if recalled.name == order.name:
             ghosts = _ghosts(residency, recalled, handles)
     known = handles >= 0
@@ -40,31 +41,39 @@ def adopt(residency: Residency, tier: int, blocks: Iterable[StoredBlock], rows: 
         _forget_all_but(recalled.policy, handles[known], back | ghosts.keys() - refused)
         order.take_over(recalled.policy)
     elif recalled is not None:  # another policy takes over the order alone
-        there = set(handles[known].tolist())
-        leaving = recalled.policy.candidates(len(recalled.policy))
-        _enter(order, directory, (handle for handle in leaving if handle in there))
+        size_of = dict(zip(handles[known].tolist(), sizes[known].tolist(), strict=True))
+        leaving = [handle for handle in recalled.policy.candidates(len(recalled.policy)) if handle in size_of]
+        _enter(order, leaving, [size_of[handle] for handle in leaving])
     order.found(rows)
-    _enter(order, directory, handles[~known].tolist())
+    _enter(order, handles[~known].tolist(), sizes[~known].tolist())
     residency.retire_ghosts(order)
     for handle in [ghost for ghost in ghosts if not order.remembers(ghost)]:
         residency.retire_unless_known(handle)
 
 
-def _reinstated(policy: Policy, stored: StoredBlocks, known: Handles, places: NDArray[np.uint32]) -> Handles:
+def _size_classes(stored: StoredBlocks) -> NDArray[np.int64]:
+    """Of each block."""
+    pages: NDArray[np.int64] = -(-stored.lengths.astype(np.int64) // PAGE_BYTES)
+    return pages * PAGE_BYTES
+
+
+def _reinstated(
+    policy: Policy, now: NDArray[np.uint32], sizes: NDArray[np.int64], known: Handles, places: NDArray[np.uint32]
+) -> Handles:
     """For each block the handle by which the policy knows it as resident, -1 for those that it does not know.
 
-    known, places: handles and where their blocks lay. The last rows of the order may be missing, and a place have gone
-    to a block of another size since: who looks for room of that size would never find it in the size class of its
-    forerunner. Should the log be broken, one place may have two handles: the higher one counts.
+    now, sizes: places and size classes of the blocks. known, places: handles and where their blocks lay. The last rows
+    of the order may be missing, and a place have gone to a block of another size since: who looks for room of that size
+    would never find it in the size class of its forerunner. Should the log be broken, one place may have two handles:
+    the higher one counts.
     """
-    handles = np.full(len(stored), -1, np.int64)
+    handles = np.full(len(now), -1, np.int64)
     order = np.argsort(places, kind="stable")
-    at = np.searchsorted(places, stored.places, side="right", sorter=order) - 1
+    at = np.searchsorted(places, now, side="right", sorter=order) - 1
     met = np.flatnonzero(at >= 0)
-    met = met[places[order[at[met]]] == stored.places[met]]
+    met = met[places[order[at[met]]] == now[met]]
     then = known[order[at[met]]]
-    pages = -(-stored.lengths[met].astype(np.int64) // PAGE_BYTES)
-    alike = _are_of_size(policy, then, pages * PAGE_BYTES)
+    alike = _are_of_size(policy, then, sizes[met])
     handles[met[alike]] = then[alike]
     return handles
 
@@ -121,9 +130,9 @@ def _forget_all_but(policy: Policy, residents: Handles, ghosts: Iterable[int]) -
     policy.forget([ghost for ghost in policy.ghosts() if ghost not in named])
 
 
-def _enter(order: Policy, directory: Directory, handles: Iterable[int]) -> None:
-    for length_bytes, alike in groupby(handles, key=directory.length_bytes):
-        order.touch(list(alike), Access.FILL, page_aligned(length_bytes))
+def _enter(order: Policy, handles: Iterable[int], sizes: Iterable[int]) -> None:
+    for size_class, alike in groupby(zip(handles, sizes, strict=True), key=itemgetter(1)):
+        order.touch([handle for handle, _ in alike], Access.FILL, size_class)
 
 
 def _ghosts(residency: Residency, recalled: Recalled, residents: Handles) -> dict[int, tuple[StoreKey, int]]:

@@ -344,3 +344,37 @@ def test_the_first_batch_of_a_process_carries_its_order(policy):
 
 def without_nones(rows):
     return {key: row for key, row in rows.items() if row is not None}
+
+
+def test_a_place_that_went_to_another_size_is_not_its_forerunners():
+    """Who looks for room of a size finds a block that has another: the size class is that of who lay there before."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "lru")
+    use(engine, 5)
+    known = leaving(flushed(engine))[0]
+    place = next(place for place, row in disk.rows.items() if row[0] == known[0])  # the next to leave
+    key, generation, _ = disk.rows[place]
+    disk.rows[place] = key, generation, bytes(2 * PAGE_BYTES)
+    again = start(disk, "lru")
+    again.check()
+    assert leaving(again)[0] == [*known[1:], known[0]]  # as one that nobody knew
+    handle = again.core.residency.directory.find(key)
+    assert order_of(again).candidates(1, (), 2 * PAGE_BYTES) == [handle]
+
+
+def test_a_block_that_the_policy_knows_as_a_ghost_has_come_back():
+    """A block whose return was not noted any more enters as one that was never seen."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "arc")
+    use(engine, 2)
+    ghost = sorted(leaving(flushed(engine))[1])[0]
+    place, (gone, _, payload) = min(disk.rows.items(), key=lambda row: row[1][1])
+    del disk.rows[place]
+    disk.rows[disk.blocks_max] = ghost, disk.generation + 1, payload
+    order, find = order_of(engine), engine.core.residency.directory.find
+    order.forget([find(gone)])
+    order.touch([find(ghost)], Access.FILL, PAGE_BYTES)
+    again = start(disk, "arc")
+    again.check()
+    assert leaving(again) == leaving(engine)
+    assert order_of(again)._policy.p == order._policy.p
