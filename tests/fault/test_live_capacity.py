@@ -31,10 +31,13 @@ def test_a_cache_takes_less_and_more_of_its_disk(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_sync(configured(path, "none")) as cache:
         serve(cache, path, 60, seed=0)
-        full = blocks(cache)
+        full, level = blocks(cache), cache._engine._core.residency.levels[1]
+        before = level.capacity_bytes, level.policy_blocks
         assert cache.resize("lmdb", 1536 << 10) == 1536 << 10
         serve(cache, path, 20, seed=1)
         less = blocks(cache)
+        assert (level.capacity_bytes, level.policy_blocks) < before
+        assert cache.stats()["tiers"]["lmdb"]["capacity_bytes"] == level.capacity_bytes <= 1536 << 10
         assert 50 < less < full * 0.8
         used = sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
         assert used <= 1536 << 10

@@ -13,6 +13,7 @@ from kvtier.cache.order_replay import Recalled, recall, todays_key
 from kvtier.cache.order_rows import Ghost
 from kvtier.policies import POLICIES as POLICY_MAKERS
 from kvtier.policies.base import Access
+from kvtier.policies.lru import LRU
 from kvtier.testing.dict_tier import DictTier
 from kvtier.types import PAGE_BYTES, Status, block_key, store_key
 from tests.engine_bench import make_engine, prompt, serve
@@ -333,9 +334,12 @@ def test_calls_that_disagree_with_themselves_cost_order_and_nothing_else():
 def test_the_first_batch_of_a_process_carries_its_order(policy):
     """Until something is used, the store has the handles of a process that is gone, which mean others by now."""
     disk = DictTier(blocks_max=16)
-    use(flushed(start(disk, policy)), 5)
+    engine = start(disk, policy)
+    use(engine, 5)
+    flushed(engine)
     again = start(disk, policy)
     before = leaving(again)
+    assert not order_of(again).changed
     rows = order_of(again).piece()
     assert order_rows.HEAD_KEY in rows
     disk.notes = without_nones(disk.notes | rows)
@@ -378,3 +382,19 @@ def test_a_block_that_the_policy_knows_as_a_ghost_has_come_back():
     again.check()
     assert leaving(again) == leaving(engine)
     assert order_of(again)._policy.p == order._policy.p
+
+
+def test_a_policy_that_broke_is_not_used(monkeypatch):
+    """A policy that a hostile log has left half changed loses blocks, or names them for ever."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, "lru")
+    use(engine, 5)
+    flushed(engine)
+    assert recall(disk.notes) is not None
+
+    def broken(self, handles, access, size_class=0):
+        self._rings.lens[1] += 1
+        raise ValueError
+
+    monkeypatch.setattr(LRU, "touch", broken)
+    assert recall(disk.notes) is None

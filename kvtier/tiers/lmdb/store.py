@@ -46,7 +46,7 @@ class LmdbTier:
         self._store = store
         self._pid = os.getpid()
         self._closed = False
-        self._reader = BlockReader(store, verify)
+        self._reader = BlockReader(store, verify or settings.payload == "inline")
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max)
         self._writer = BatchWriter(store, self._room)
         self._settings = settings
