@@ -213,12 +213,24 @@ class Remap:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerPart:
+    """Layers of one group that are copied together: a stretch of each of its blocks."""
+
+    group: int
+    layers: tuple[int, ...]
+    offset_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransferBatch:
     """Transfers with the same source and target, executed and reported together; half of it may fail.
 
     `evict` and `sidecar` belong to the target tier's transaction. With `source == target` nothing moves: the batch
     evicts, writes the sidecar, drops the namespace `drop` (an engine-local id), changes a tier's memory, or how much of
     its disk a persistent tier may take.
+    evicts, writes the sidecar, drops the namespace `drop` (an engine-local id), or changes a tier's memory.
+    With `parts` somebody wants to hear when the copies are enqueued, and to wait for these parts one by one.
     """
 
     batch_id: int
@@ -230,6 +242,7 @@ class TransferBatch:
     sidecar: Mapping[bytes, bytes | None] = field(default_factory=dict)
     remap: Remap | None = None
     capacity_bytes: int | None = None
+    parts: tuple[LayerPart, ...] = ()
 
     @property
     def outcomes(self) -> int:

@@ -114,6 +114,11 @@ class Directory(Names):
         top = self._top[handle]
         return None if top == NO_TIER else top
 
+    def is_found(self, key: StoreKey) -> bool:
+        """Whether a block of this name has a READY copy in any tier."""
+        handle = self.find(key)
+        return handle is not None and self._top[handle] != NO_TIER
+
     def fastest(self, handle: int) -> int | None:
         """The fastest tier with a READY copy that is not bypassed."""
         top = self._top[handle]

@@ -54,15 +54,18 @@ class TieredCache(CacheVerbs):
     ) -> None:
         await self.aclose()
 
-    async def reserve(self, match: Match, blocks_total: int, *, load_deadline_s: float | None = None) -> Lease | NoRoom:
+    async def reserve(
+        self, match: Match, blocks_total: int, *, load_deadline_s: float | None = None, streamed: bool = False
+    ) -> Lease | NoRoom:
         """Slots for `blocks_total` blocks, the matched prefix promoted into the first of them. Consumes the match.
 
         Waits for promotions only, at most `load_deadline_s` (default: the configuration's); then the prefix is cut:
         `lease.tokens_ready` says where to compute from. NoRoom if others hold the slots: the match stays valid.
+        streamed: on a device, return when its stream has taken the copies; `lease.wait` makes yours wait for them.
         Cancelled: no slot is held, the match stays valid, loads that run end up in the cache.
         """
         answer = await self._answer(
-            self._reserving(match, blocks_total, load_deadline_s),
+            self._reserving(match, blocks_total, load_deadline_s, streamed),
             lambda core, ticket: core.give_up(ticket),
         )
         assert isinstance(answer, Lease | NoRoom)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from kvtier.cache.leases import Arrival
 from kvtier.clock import Clock
 from kvtier.engine.answers import Answer
 from kvtier.engine.core import Core
@@ -62,7 +63,7 @@ class Engine:
         self.turns = 0  # how often the thread has planned
         self.unsaved_blocks = 0  # once closed: what a persistent tier should have and has not
         self._gate = threading.Lock()
-        self._executor = Executor(tiers, self._report)
+        self._executor = Executor(tiers, self._report, self._enqueued)
         self._thread = threading.Thread(target=self._run, name="kvtier-engine", daemon=True)
         self._thread.start()
 
@@ -238,6 +239,10 @@ class Engine:
                 self._unclaimed.append((ticket, answer))
             else:
                 waiter(answer)
+
+    def _enqueued(self, batch_id: int, arrival: Arrival) -> None:
+        """Called by worker threads, before the batch is reported."""
+        self._inbox.put(lambda: self._core.enqueued(batch_id, arrival))
 
     def _report(self, done: BatchDone) -> None:
         """Called by worker threads."""

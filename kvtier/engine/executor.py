@@ -10,10 +10,20 @@ Units: bytes. Owns its threads; does not own the tiers.
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
+from kvtier.cache.leases import Arrival
 from kvtier.errors import DeviceLost, KvtierError
-from kvtier.tiers.base import SupportsCapacity, SupportsDrop, SupportsFences, SupportsRemap, SupportsSlots, Tier
+from kvtier.tiers.base import (
+    SupportsCapacity,
+    SupportsDrop,
+    SupportsFences,
+    SupportsRemap,
+    SupportsSlots,
+    SupportsStreaming,
+    Tier,
+)
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, TransferBatch, WriteBatch, WriteItem
 
 PLACES, GENERATIONS = 1 << 32, 1 << 64  # as the directory's columns are wide
@@ -22,11 +32,20 @@ log = logging.getLogger("kvtier")
 
 
 class Executor:
-    """Runs batches over `tiers` (fastest first) and calls `report` from a worker thread with each one's outcome."""
+    """Runs batches over `tiers` (fastest first) and calls `report` from a worker thread with each one's outcome.
 
-    def __init__(self, tiers: Sequence[Tier], report: Callable[[BatchDone], None]) -> None:
+    `enqueued` hears before that, with its number and what to wait for, of a streamed batch that a device has taken.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        report: Callable[[BatchDone], None],
+        enqueued: Callable[[int, Arrival], None] | None = None,
+    ) -> None:
         self._tiers = tiers
         self._report = report
+        self._enqueued = enqueued
         self._threads: dict[tuple[int, str], ThreadPoolExecutor] = {}
         self._fences = ThreadPoolExecutor(1, "kvtier-fences")  # starts its thread when there is a fence
         for index, tier in enumerate(tiers):
@@ -67,7 +86,8 @@ class Executor:
         then(lost)
 
     def _run(self, batch: TransferBatch) -> None:
-        self._report(carry_out(self._tiers, batch))
+        enqueued = partial(self._enqueued, batch.batch_id) if self._enqueued else None
+        self._report(carry_out(self._tiers, batch, enqueued))
 
 
 def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
@@ -80,10 +100,15 @@ def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
     return target, "write"
 
 
-def carry_out(tiers: Sequence[Tier], batch: TransferBatch) -> BatchDone:
-    """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing."""
+def carry_out(
+    tiers: Sequence[Tier], batch: TransferBatch, enqueued: Callable[[Arrival], None] | None = None
+) -> BatchDone:
+    """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing.
+
+    enqueued: called meanwhile, once or never, when nothing but the loss of the device keeps a streamed batch away.
+    """
     try:
-        outcomes = credible(_outcomes(tiers, batch), batch.outcomes)
+        outcomes = credible(_outcomes(tiers, batch, enqueued), batch.outcomes)
     except DeviceLost as error:
         log.error("batch %d from tier %d to %d: %s", batch.batch_id, batch.source, batch.target, error)
         outcomes = [Outcome(Status.DEVICE_LOST, detail=repr(error))] * batch.outcomes
@@ -114,7 +139,7 @@ def _credible(outcome: object) -> Outcome:
     return Outcome(Status.FAILED, detail=f"the tier answered {outcome!r:.200}")
 
 
-def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
+def _outcomes(tiers: Sequence[Tier], batch: TransferBatch, enqueued: Callable[[Arrival], None] | None) -> list[Outcome]:
     worker, direction = lane_of(tiers, batch)
     tier = tiers[worker]
     if batch.remap is not None:
@@ -138,7 +163,10 @@ def _outcomes(tiers: Sequence[Tier], batch: TransferBatch) -> list[Outcome]:
         return tier.write(WriteBatch((), batch.evict, batch.sidecar))
     slots = _slots(tiers[batch.source])
     items = [WriteItem(t.key, t.length_bytes, slots.slot(t.source_place), t.target_place) for t in batch.transfers]
-    return tier.write(WriteBatch(items, batch.evict, batch.sidecar))
+    written = WriteBatch(items, batch.evict, batch.sidecar)
+    if batch.parts and enqueued is not None and isinstance(tier, SupportsStreaming):
+        return tier.write_streamed(written, batch.parts, enqueued)
+    return tier.write(written)
 
 
 def _slots(tier: Tier) -> SupportsSlots:

@@ -9,6 +9,7 @@ Units: handles, seconds of the engine's clock. Nothing here waits; the executor 
 
 from collections import deque
 
+from kvtier.cache.leases import Arrival
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.breaker import Breakers
@@ -23,7 +24,7 @@ from kvtier.engine.sidecar import Sidecars
 from kvtier.engine.sleeping import Sleep
 from kvtier.errors import InvariantError
 from kvtier.events import Reason
-from kvtier.types import NAMESPACE_BYTES, BatchDone, Outcome, Remap, Status, Transfer, TransferBatch
+from kvtier.types import NAMESPACE_BYTES, BatchDone, LayerPart, Outcome, Remap, Status, Transfer, TransferBatch
 
 BLAME = {Status.CORRUPT: Reason.CONDEMNED, Status.MISSING: Reason.LOST, Status.FAILED: Reason.LOST}
 READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
@@ -32,12 +33,20 @@ READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
 class Planner:
     """Plans transfers over a residency and settles their outcomes."""
 
-    def __init__(self, residency: Residency, sidecars: Sidecars, rates: Rates, queue_bytes: int) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        sidecars: Sidecars,
+        rates: Rates,
+        queue_bytes: int,
+        parts: tuple[LayerPart, ...] = (),
+    ) -> None:
+        """`parts`: how streamed blocks are copied into the top tier."""
         self.residency = self._residency = residency
         self._directory = residency.directory
         self._sidecars = sidecars
         self.flight = Flight(residency, sidecars, rates)
-        self.promotions = Promotions(residency, self.flight)
+        self.promotions = Promotions(residency, self.flight, parts)
         self.breakers = Breakers(residency, self.flight, self.promotions)
         self.demotions = Demotions(residency, self.flight, queue_bytes)
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
@@ -126,6 +135,10 @@ class Planner:
 
     # ------------------------------------------------------------ apply
 
+    def enqueued(self, batch_id: int, arrival: Arrival) -> list[int]:
+        """A stream has taken a batch into the top tier. Returns the blocks that nothing but its loss keeps away now."""
+        return self.promotions.enqueued(self.flight.handles_of(batch_id), arrival)
+
     def apply(self, done: BatchDone, now_s: float) -> list[int]:
         """Settle a batch. Returns the handles whose way to the top tier ended, well or not."""
         self.flight.now_s = now_s
@@ -147,6 +160,7 @@ class Planner:
         if batch.sidecar:
             self._sidecars.settled(batch.target, dict(batch.sidecar), left[-1])
             left = left[:-1]
+        broken = any(self._is_broken(*end) for end in zip(batch.transfers, moved, strict=True))
         self._left(underway, left, now_s)
         resolved: list[int] = []
         for transfer, outcome in zip(batch.transfers, moved, strict=True):
@@ -156,7 +170,7 @@ class Planner:
         elif batch.target < batch.source:
             failed = {Status.FAILED} == {outcome.status for outcome in moved}
             self.breakers.ended(batch.source, underway.since_s, now_s, failed=failed)
-        if any(outcome.status is Status.DEVICE_LOST for outcome in done.outcomes):
+        if broken or any(outcome.status is Status.DEVICE_LOST for outcome in done.outcomes):
             self.devices_lost.append(min(batch.source, batch.target))
         return resolved
 
@@ -168,6 +182,10 @@ class Planner:
         else:
             self.resizes.settled(tier, remap, outcome)
             self.sleep.mapped()
+
+    def _is_broken(self, transfer: Transfer, outcome: Outcome) -> bool:
+        """Whether a copy failed after a lease was told that it comes: only a device that is lost does that."""
+        return not outcome.done and self.promotions.arrival(transfer.handle) is not None
 
     def _about_devices(self, batch: TransferBatch, done: BatchDone) -> BatchDone:
         """What a disk says of a lost device is a failure of its own: it knows of none."""

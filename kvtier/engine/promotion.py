@@ -10,33 +10,42 @@ Units: handles, tier indexes, seconds of the engine's clock.
 
 import heapq
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+from kvtier.cache.leases import Arrival
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.flight import Flight
 from kvtier.engine.rates import Lane
 from kvtier.events import Reason
-from kvtier.types import TransferBatch
+from kvtier.types import LayerPart, TransferBatch
 
 LANE_BATCHES_MAX = 4  # more only queue at the device, where a later but more urgent load can't overtake them
 
 
 @dataclass(slots=True)
 class Promotion:
-    """A top copy that waits: how urgently, where the current hop leads from and to, and if it was planned for this."""
+    """A top copy that waits: how urgently, where the current hop leads from and to, and if it was planned for this.
+
+    streamed: somebody waits only until a stream has taken the last hop. arrival: it has.
+    """
 
     deadline_s: float
     source: int
     entering: int
     staged: bool
+    streamed: bool = False
+    arrival: Arrival | None = None
 
 
 class Promotions:
     """The queue of hops, and the blocks whose top copy waits for one."""
 
-    def __init__(self, residency: Residency, flight: Flight) -> None:
+    def __init__(self, residency: Residency, flight: Flight, parts: tuple[LayerPart, ...] = ()) -> None:
+        """`parts`: how streamed blocks are copied; none on a top tier that has no streams."""
+        self._parts = parts
         self._residency = residency
         self._directory = residency.directory
         self._flight = flight
@@ -47,7 +56,7 @@ class Promotions:
         self._order = 0
         self._wanted: dict[int, Promotion] = {}
 
-    def start(self, handle: int, deadline_s: float) -> bool:
+    def start(self, handle: int, deadline_s: float, *, streamed: bool = False) -> bool:
         """Bring a block up to its placed top copy. False, and nothing done, if no tier below can give it."""
         source = self._source(handle)
         if source is None:
@@ -57,7 +66,7 @@ class Promotions:
             if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
                 return False
             self._hop(handle, (source, 0), deadline_s)
-        self._want(handle, Promotion(deadline_s, source, 0 if staged is None else 1, bool(staged)))
+        self._want(handle, Promotion(deadline_s, source, 0 if staged is None else 1, bool(staged), streamed))
         return True
 
     def _want(self, handle: int, promotion: Promotion) -> None:
@@ -94,11 +103,24 @@ class Promotions:
         self._hop(handle, (source, target), deadline_s)
         return True
 
-    def urge(self, handle: int, deadline_s: float) -> None:
-        """Somebody with an earlier deadline joined a promotion that still waits for its next hop."""
+    def urge(self, handle: int, deadline_s: float, *, streamed: bool = False) -> None:
+        """Somebody, perhaps with an earlier deadline, joined a promotion that still waits for its next hop."""
         wanted = self._wanted.get(handle)
         if wanted is not None:
             wanted.deadline_s = min(wanted.deadline_s, deadline_s)
+            wanted.streamed |= streamed
+
+    def enqueued(self, handles: Iterable[int], arrival: Arrival) -> list[int]:
+        """A stream has taken the last hop of these blocks. Returns those of them that will be there when it is over."""
+        coming = [h for h in handles if h in self._wanted and self._directory.state(h, 0) is State.FILLING]
+        for handle in coming:
+            self._wanted[handle].arrival = arrival
+        return coming
+
+    def arrival(self, handle: int) -> Arrival | None:
+        """What to wait for on a stream until a block is in the top tier; None if nothing says yet that it comes."""
+        wanted = self._wanted.get(handle)
+        return wanted.arrival if wanted and self._directory.state(handle, 0) is State.FILLING else None
 
     def give_up(self, handle: int) -> None:
         """Nobody waits for this promotion any more: what is not under way does not start, so that loads of a slow
@@ -145,8 +167,14 @@ class Promotions:
             if lane[0] in self.halted:
                 continue
             while self._flight.batches[lane] < LANE_BATCHES_MAX and (handles := self._next(lane, queue)):
-                made.append(self._flight.depart(lane, handles))
+                parts = self._parts if any(self._is_streamed(handle, lane) for handle in handles) else ()
+                made.append(self._flight.depart(lane, handles, parts=parts))
         return made
+
+    def _is_streamed(self, handle: int, lane: Lane) -> bool:
+        """Whether somebody wants to wait on a stream for this hop."""
+        wanted = self._wanted.get(handle)
+        return bool(self._parts) and lane[1] == 0 and wanted is not None and wanted.streamed
 
     def _blocks_max(self, lane: Lane) -> float:
         """How many more may be under way: a hung disk must not hold more than half of the top tier's slots."""
@@ -156,10 +184,13 @@ class Promotions:
         return max(1, target.slots_usable // 2) - self._flight.blocks[lane]
 
     def _next(self, lane: Lane, queue: list[tuple[float, int, int]]) -> list[int]:
-        """Take a batch's worth of hops out of a lane's queue."""
+        """Take a batch's worth of hops out of a lane's queue; all streamed ones, for a batch comes layer by layer."""
         handles: list[int] = []
         length_bytes, blocks_max = 0, self._blocks_max(lane)
-        while queue and len(handles) < blocks_max and length_bytes < self._residency.levels[lane[0]].batch_bytes:
+        batch_bytes = self._residency.levels[lane[0]].batch_bytes
+        while queue and len(handles) < blocks_max:
+            if length_bytes >= batch_bytes and not self._is_streamed(queue[0][2], lane):
+                break
             _, order, handle = heapq.heappop(queue)
             if self._queued.get((handle, lane[1])) == (order, lane[0]):
                 self._unqueue(handle, lane[1])

@@ -47,6 +47,7 @@ class Reservations:
         self._governor = governor
         self._commits = Commits(residency, specs)
         self._sizes = tuple(sizes)  # block_tokens of each group
+        self._layers = frozenset(segment.layer for spec in specs for segment in spec.segments)
         self._records: dict[int, LeaseRecord] = {}
         self._waiters: dict[int, set[int]] = {}  # handle -> leases that wait for its promotion
         self._eras: Counter[int] = Counter()  # namespace -> how often it was dropped
@@ -57,7 +58,9 @@ class Reservations:
 
     # ------------------------------------------------------------ reserve
 
-    def begin(self, ticket: int, match: Match, blocks_total: int, deadline_s: float, now_s: float) -> None:
+    def begin(
+        self, ticket: int, match: Match, blocks_total: int, deadline_s: float, now_s: float, *, streamed: bool = False
+    ) -> None:
         """Take slots for `blocks_total` blocks of group 0 (the same tokens in every group); the answer is in `ended`.
 
         A pending one is ended by `release` under its ticket, too.
@@ -72,6 +75,7 @@ class Reservations:
         deadline_s = min(deadline_s, now_s + self._governor.patience_s(decision))
         era, tokens = self._eras[match.namespace], decision.tokens_chosen
         record = LeaseRecord(ticket, match.owner, match, match.namespace, era, tokens, decision, deadline_s)
+        record.layers, record.streamed = self._layers, streamed
         keep = [tokens // size for size in self._sizes]
         record.hits = [row[:count] for row, count in zip(hits, keep, strict=True)]
         record.sources = [row[:count] for row, count in zip(sources, keep, strict=True)]
@@ -118,7 +122,7 @@ class Reservations:
                     row.append(self._directory.place(handle, 0))
                     if self._directory.state(handle, 0) is State.FILLING:
                         self._wait_for(record, handle)
-                        self._planner.promotions.urge(handle, record.deadline_s)
+                        self._planner.promotions.urge(handle, record.deadline_s, streamed=record.streamed)
                 else:
                     row.append(slot := next(slots))
                     self._promote(record, handle, slot)
@@ -129,13 +133,15 @@ class Reservations:
     def _promote(self, record: LeaseRecord, handle: int, slot: int) -> None:
         self._residency.place(handle, 0, slot)
         self._directory.hold([handle], 0)
-        if self._planner.promotions.start(handle, record.deadline_s):
+        if self._planner.promotions.start(handle, record.deadline_s, streamed=record.streamed):
             self._wait_for(record, handle)
         else:
             record.failed = True  # nothing below can reach the top: settled as a miss, which frees the slot
             self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
 
     def _wait_for(self, record: LeaseRecord, handle: int) -> None:
+        if self._comes(record, handle):
+            return
         record.waiting.add(handle)
         self._waiters.setdefault(handle, set()).add(record.lease_id)
 
@@ -181,6 +187,17 @@ class Reservations:
         for record in [r for r in self._records.values() if r.phase is Phase.LOADING]:
             self._forget(record)
             self.ended.append((record.lease_id, self.lost(0)))
+
+    def enqueued(self, handles: Sequence[int]) -> None:
+        """A stream brings these blocks: leases that were reserved so wait for them no more, their kernels do."""
+        for handle in handles:
+            for record in [self._records[lease_id] for lease_id in self._waiters.get(handle, ())]:
+                if self._comes(record, handle):
+                    record.waiting.discard(handle)
+                    self._waiters[handle].discard(record.lease_id)
+                    self._settle_if_complete(record)
+            if handle in self._waiters and not self._waiters[handle]:
+                del self._waiters[handle]
 
     def resolved(self, handles: Sequence[int]) -> None:
         """Promotions of these blocks ended, well or not."""
@@ -229,7 +246,8 @@ class Reservations:
         names = [level.name for level in self._residency.levels]
         tiers = tokens_by_tier(record.sources, self._sizes, tokens, names)
         self._count_restored(tokens, tiers)
-        record.lease = Lease(record, tokens, tiers)
+        coming = (self._planner.promotions.arrival(handle) for handle in _flat(record.hits))
+        record.lease = Lease(record, tokens, tiers, list(dict.fromkeys(a for a in coming if a is not None)))
         self.ended.append((record.lease_id, record.lease))
 
     def _count_restored(self, tokens: int, tiers: dict[str, int]) -> None:
@@ -250,10 +268,17 @@ class Reservations:
         tokens = record.tokens_matched
         for handles, size in zip(record.hits, self._sizes, strict=True):
             ready = 0
-            while ready < len(handles) and self._directory.is_ready(handles[ready], 0):
+            while ready < len(handles) and self._is_there(record, handles[ready]):
                 ready += 1
             tokens = min(tokens, ready * size)
         return tokens // step * step
+
+    def _is_there(self, record: LeaseRecord, handle: int) -> bool:
+        return self._directory.is_ready(handle, 0) or self._comes(record, handle)
+
+    def _comes(self, record: LeaseRecord, handle: int) -> bool:
+        """Whether a stream brings the block, and the lease's kernels will wait for that."""
+        return record.streamed and self._planner.promotions.arrival(handle) is not None
 
     def _cut(self, record: LeaseRecord, tokens: int) -> bool:
         """Replace the shared slots behind the cut by private ones. False if there are none to take."""

@@ -225,13 +225,14 @@ class CacheVerbs:
     # ------------------------------------------------------------ questions whose answers take I/O
 
     def _reserving(
-        self, match: Match, blocks_total: int, load_deadline_s: float | None
+        self, match: Match, blocks_total: int, load_deadline_s: float | None, streamed: bool
     ) -> Callable[[Core, float], int]:
         arguments.instance("match", match, Match)
+        arguments.instance("streamed", streamed, bool)
         blocks = arguments.integer("blocks_total", blocks_total, at_least=1)
         default_s = self.config.limits.load_deadline_s
         patience_s = default_s if load_deadline_s is None else arguments.seconds("load_deadline_s", load_deadline_s)
-        return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s, now_s)
+        return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s, now_s, streamed=streamed)
 
     def _dropping(self, namespace: bytes | None) -> Callable[[Core, float], int]:
         fingerprint = arguments.optional("namespace", namespace, bytes)

@@ -7,12 +7,12 @@ report per block: half a batch may fail, and that is normal. They raise nothing 
 Units: bytes. A tier's `index` in the tier list (0 is the fastest) is not known to itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from kvtier.allocator.vmm import Geometry
-from kvtier.types import Outcome, ReadItem, Remap, StoredBlock, WriteBatch
+from kvtier.types import LayerPart, Outcome, ReadItem, Remap, StoredBlock, WriteBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,19 @@ class SupportsFences(Protocol):
 
     def settle(self) -> None:
         """Block until all work is over that anybody in this process has given to the device. Raises DeviceLost."""
+        ...
+
+
+@runtime_checkable
+class SupportsStreaming(Protocol):
+    """A top tier on a device, whose readers can wait on their own streams for what is still on its way."""
+
+    def write_streamed(
+        self, batch: WriteBatch, parts: Sequence[LayerPart], enqueued: Callable[[Any], None]
+    ) -> list[Outcome]:
+        """As `write`, part by part over all blocks; `enqueued` hears of an `Arrival` once nothing but the loss of the
+        device can keep the blocks from coming. It is called once or never, before this returns.
+        """
         ...
 
 

@@ -5,6 +5,7 @@ bytes are used only by who holds it, and by us only when the fence behind the ca
 Units:   slots (index), bytes.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,15 +14,16 @@ from kvtier.allocator.streams import Event
 from kvtier.allocator.vmm import Arena
 from kvtier.errors import ConfigError, DeviceLost, KvtierError
 from kvtier.tiers.arena_tier import ArenaTier, BlockSlots, expect_slots, expect_whole_granules, map_what_there_is
+from kvtier.tiers.arrivals import Arrival
 from kvtier.tiers.device_copies import DeviceCopies
 from kvtier.tiers.fences import Fences
-from kvtier.types import Outcome, Remap
+from kvtier.types import LayerPart, Outcome, Remap, WriteBatch
 
 ALIGNMENT_BYTES = 512  # of a slot: what the widest loads of a warp want
 
 
 class CudaTier(ArenaTier):
-    """An `ArenaTier` with `SupportsFences` and `SupportsPinning`."""
+    """An `ArenaTier` with `SupportsFences`, `SupportsStreaming` and `SupportsPinning`."""
 
     host_addressable = False
 
@@ -80,6 +82,12 @@ class CudaTier(ArenaTier):
         """See `SupportsRemap.remap`."""
         self._cuda.streams.bind_thread()
         return super().remap(remap)
+
+    def write_streamed(
+        self, batch: WriteBatch, parts: Sequence[LayerPart], enqueued: Callable[[Arrival], None]
+    ) -> list[Outcome]:
+        """See `SupportsStreaming.write_streamed`."""
+        return self._moves.write_streamed(batch, parts, enqueued)
 
     # ------------------------------------------------------------ fences
 
