@@ -72,8 +72,7 @@ class Core:
         self._directory = self.residency.directory
         self._sidecars = Sidecars(self.residency, rates := Rates(), epoch_ms)
         specs = block_specs(model)
-        parts = () if levels[0].host_addressable else layer_parts(specs)
-        self.planner = Planner(self.residency, self._sidecars, rates, queue_bytes, parts)
+        self.planner = Planner(self.residency, self._sidecars, rates, queue_bytes, layer_parts(specs))
         self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget, lookahead_requests)
         self._prefill = PrefillSpeed(prefill_tokens_per_s)
         promotions = self.planner.promotions
@@ -147,8 +146,7 @@ class Core:
             raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
         self.counters.add("reserves")
         if not match.pins or match.namespace != self._namespace:
-            # Expired, consumed, released or of other weights: nothing of it holds any more. What others have committed
-            # meanwhile may be more than there are slots for.
+            # Expired, consumed, released or of other weights. What others have committed since may be more than fits.
             self._look(match, blocks_total * self._sizes[0])
         ticket = self.new_id()
         self._leases.begin(ticket, match, blocks_total, deadline_s, now_s, streamed=streamed)
@@ -271,7 +269,9 @@ class Core:
         self.planner.watch(now_s)
         self._give_up_on_tiers()
         self._prefetch.advance(now_s)
-        return self._memory.plan(now_s)
+        batches = self._memory.plan(now_s)
+        self._leases.resolved(self.planner.promotions.ended())
+        return batches
 
     def enqueued(self, batch_id: int, arrival: Arrival) -> None:
         """A stream of the top tier has taken a batch, whose acknowledgement follows: `arrival` is to be waited for."""

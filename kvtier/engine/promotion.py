@@ -2,8 +2,9 @@
 
 A promotion fills a copy in the top tier that `Core` has placed. From a disk it goes by way of the tier below the
 top when that has a slot to give without I/O (the block stays there, and the next hit finds it in RAM), and
-straight up otherwise. Always: a promotion holds its top copy from start to end, and each hop holds its source
-and its target.
+straight up otherwise. No disk reads into a device: there it stalls until a slot on its way is free, or whoever waits
+for it gives up. Always: a promotion holds its top copy from start to end, and each hop holds its source and its
+target; a stalled one holds its source.
 
 Units: handles, tier indexes, seconds of the engine's clock.
 """
@@ -44,8 +45,8 @@ class Promotions:
     """The queue of hops, and the blocks whose top copy waits for one."""
 
     def __init__(self, residency: Residency, flight: Flight, parts: tuple[LayerPart, ...] = ()) -> None:
-        """`parts`: how streamed blocks are copied; none on a top tier that has no streams."""
-        self._parts = parts
+        """`parts`: how streamed blocks are copied into a top tier on a device."""
+        self._parts = () if residency.levels[0].host_addressable else parts
         self._residency = residency
         self._directory = residency.directory
         self._flight = flight
@@ -55,19 +56,28 @@ class Promotions:
         self.halted: frozenset[int] = frozenset()  # tiers from which nothing starts now
         self._order = 0
         self._wanted: dict[int, Promotion] = {}
+        self._stalled: dict[int, int] = {}  # handle -> source, of those without a slot on their way
+        self._ended: list[int] = []  # stalled ones that will never go on
 
     def start(self, handle: int, deadline_s: float, *, streamed: bool = False) -> bool:
         """Bring a block up to its placed top copy. False, and nothing done, if no tier below can give it."""
         source = self._source(handle)
         if source is None:
             return False
-        staged = self._by_way_of_memory(handle, source, deadline_s)
-        if staged is None:
-            if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
-                return False
+        staged, entering = self._by_way_of_memory(handle, source, deadline_s), 1
+        if staged is None and self._reaches_top(source):
             self._hop(handle, (source, 0), deadline_s)
-        self._want(handle, Promotion(deadline_s, source, 0 if staged is None else 1, bool(staged), streamed))
+            entering = 0
+        elif staged is None and len(self.path(source)) > 1:
+            self._stall(handle, source)
+        elif staged is None:
+            return False
+        self._want(handle, Promotion(deadline_s, source, entering, bool(staged), streamed))
         return True
+
+    def _reaches_top(self, source: int) -> bool:
+        """Whether a tier can be read into the top tier directly."""
+        return self._residency.levels[0].host_addressable or not self._residency.levels[source].persistent
 
     def _want(self, handle: int, promotion: Promotion) -> None:
         self._directory.hold([handle], 0)
@@ -77,7 +87,7 @@ class Promotions:
         """Bring a block up for nobody yet, into memory that has a slot to give. False, and nothing done, if not."""
         if target:
             return self.stage(handle, source, target, inf)
-        if self._residency.levels[source].persistent and not self._residency.levels[0].host_addressable:
+        if not self._reaches_top(source):
             return False
         slots = self._residency.take(0, 1, drop_dirty=False, incoming=handle)
         if slots is None:
@@ -129,6 +139,8 @@ class Promotions:
         wanted = self._wanted.get(handle)
         if wanted is None or (wanted.entering == 0 and (handle, 0) not in self._queued):
             return
+        if handle in self._stalled:
+            self._go_on(handle)
         own_hop = wanted.entering == 0 or wanted.staged  # else it is a prefetch's, and goes on
         hop = self._unqueue(handle, wanted.entering) if own_hop else None
         del self._wanted[handle]
@@ -151,7 +163,7 @@ class Promotions:
     def arrived(self, handle: int, tier: int) -> bool:
         """A hop into `tier` ended. True if the promotion ended with it, well or not (see the top copy's state)."""
         wanted = self._wanted.get(handle)
-        if wanted is None or tier != wanted.entering:
+        if wanted is None or tier != wanted.entering or handle in self._stalled:
             return False  # a prefetch beside it, say
         if tier and self._directory.state(handle, 0) is State.FILLING and self._directory.is_ready(handle, tier):
             wanted.source, wanted.entering = tier, 0
@@ -160,8 +172,45 @@ class Promotions:
         del self._wanted[handle]
         return True
 
+    # ------------------------------------------------------------ stalled
+
+    def is_stalled(self, handle: int) -> bool:
+        """Whether a load waits for a slot on its way."""
+        return handle in self._stalled
+
+    def ended(self) -> list[int]:
+        """Stalled loads that ended for their blocks were lost meanwhile. Each is told once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _stall(self, handle: int, source: int) -> None:
+        self._directory.hold([handle], source)
+        self._stalled[handle] = source
+
+    def _go_on(self, handle: int) -> None:
+        self._residency.unhold([handle], self._stalled.pop(handle))
+
+    def _resume(self) -> None:
+        """What is stalled goes on as far as there are slots now, the most urgent first."""
+        for handle in sorted(self._stalled, key=lambda handle: self._wanted[handle].deadline_s):
+            wanted, source = self._wanted[handle], self._stalled[handle]
+            if self._directory.state(handle, 0) is not State.FILLING or not self._directory.is_ready(handle, source):
+                self._go_on(handle)
+                del self._wanted[handle]
+                self._fail(handle, 0)
+                self._ended.append(handle)
+                continue
+            staged = self._by_way_of_memory(handle, source, wanted.deadline_s)
+            if staged is None:
+                return
+            wanted.staged = staged
+            self._go_on(handle)
+
+    # ------------------------------------------------------------ planned
+
     def batches(self) -> list[TransferBatch]:
         """The most urgent hops of every lane, as batches that fit its tiers."""
+        self._resume()
         made: list[TransferBatch] = []
         for lane, queue in self._queues.items():
             if lane[0] in self.halted:

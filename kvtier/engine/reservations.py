@@ -90,8 +90,17 @@ class Reservations:
             return
         self._records[ticket] = record
         self._assign(record, totals, iter(slots), set(resident))
+        if any(map(self._planner.promotions.is_stalled, record.waiting)):
+            self._clear_way(match)
         self._governor.measure_again(hits, sources, decision, now_s)
         self._settle_if_complete(record)
+
+    def _clear_way(self, match: Match) -> None:
+        """Loads that wait for a slot below the top are not to wait for those that their own match pins there: what
+        its loads read they hold themselves."""
+        for handles, _ in (pins for pins in match.pins if pins[1] == 1):
+            self._residency.unhold(handles, 1)
+        match.pins[:] = [pins for pins in match.pins if pins[1] != 1]
 
     def _available(self, match: Match) -> tuple[list[list[int]], list[Sequence[int]]]:
         """The match's blocks, up to the first that is lost or was condemned since."""
