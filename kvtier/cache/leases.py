@@ -137,7 +137,18 @@ class Lease:
     def slots(self, group: int = 0) -> tuple[int, ...]:
         """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...).
 
-        Raises UsageError once the lease was released, be it by `release_owner`: they are somebody else's then.
+        Raises UsageError once the lease was released, be it by `release_owner`: they are somebody else's then; or if
+        some blocks lie in host memory and are read there (`access: uva`), see `table`.
+        """
+        row = self.table(group)
+        if self.record.in_place and min(row) < 0:
+            raise UsageError("some blocks have no slot on the device, they are read in host memory: use lease.table()")
+        return row
+
+    def table(self, group: int = 0) -> tuple[int, ...]:
+        """The block table of a group, as kvtier's attention kernels read it: a slot, or ~slot of one in host memory.
+
+        Raises UsageError once the lease was released.
         """
         self._expect_held()
         rows = self.record.slots
@@ -187,6 +198,7 @@ class LeaseRecord:
     sources: list[Sequence[int]] = field(default_factory=list)  # tier each hit came from
     writable: set[int] = field(default_factory=set)  # slots private to this lease
     layers: frozenset[int] = frozenset()  # of the model
+    in_place: set[int] = field(default_factory=set)  # handles whose copy in the tier below is held, and read there
     streamed: bool = False  # what a device's stream has taken counts as there
     promised: dict[int, BlockKey] = field(default_factory=dict)  # slot -> its name, once the work on it is over
     waiting: set[int] = field(default_factory=set)  # handles whose promotion is under way

@@ -38,6 +38,7 @@ class Level:
     pool: SlotPool | None = None
     room: Room | None = None
     host_addressable: bool = True
+    reads_below: bool = False  # its readers read what lies in the tier below where it is
     low_watermark: float = 0.1
     high_watermark: float = 0.2
     demoting: bool = False  # between low and high watermark: hysteresis

@@ -107,6 +107,7 @@ class GpuTierConfig(_Tier):
 
     capacity_max: the addresses reserved, up to which `resize` can grow the tier; by default its capacity.
     sequence_views: slots can be shown one behind the other; for layout token_major.
+    access: `copy` brings what is hit into the slots; `uva` leaves it in host memory, where kvtier's kernels read it.
     """
 
     type: Literal["gpu"] = Field(default="gpu", examples=["gpu"])
@@ -116,6 +117,7 @@ class GpuTierConfig(_Tier):
     )
     device: Device = Field(default="auto", examples=["auto"])
     sequence_views: Flag = Field(default=False, examples=["true"])
+    access: Annotated[str, one_of("access", ["copy", "uva"])] = Field(default="copy", examples=["copy"])
 
 
 class HostTierConfig(_Tier):

@@ -64,7 +64,7 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             tier = open_at(index, tier_config, namespaces, length_bytes_max)
             undo.callback(tier.close)
             tiers.append(tier)
-        pin_below(tiers, undo)
+        pin_below(tiers, undo, in_place=reads_in_place(config.tiers[0]))
         levels = []
         for index, pair in enumerate(zip(config.tiers, tiers, strict=True), start=first):
             try:
@@ -93,11 +93,20 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
     return engine, tiers[0]
 
 
-def pin_below(tiers: Sequence[Tier], undo: ExitStack) -> None:
-    """Let the device read the memory below it directly. Raises ConfigError if it has none to copy to and from."""
+def reads_in_place(config: TierConfig) -> bool:
+    """Whether the readers of a tier read what lies in the tier below where it is."""
+    return isinstance(config, GpuTierConfig) and config.access == "uva"
+
+
+def pin_below(tiers: Sequence[Tier], undo: ExitStack, *, in_place: bool = False) -> None:
+    """Let the device read the memory below it directly. Raises ConfigError if it has none to copy to and from, or if
+    kernels are to read it `in_place` and cannot.
+    """
     top = tiers[0]
     if not isinstance(top, SupportsPinning):
         return
+    if in_place and not top.reads_host_addresses():
+        raise ConfigError("tiers[0].access", "the device does not read host memory by its own addresses", "Use copy.")
     if len(tiers) > 1 and not isinstance(tiers[1], SupportsSlots):
         raise ConfigError("tiers[1].type", "a disk cannot be read into a device", "Put a host tier between them.")
     undo.callback(top.unpin)
@@ -108,6 +117,9 @@ def pin_below(tiers: Sequence[Tier], undo: ExitStack) -> None:
             try:
                 top.pin(address, last.ctypes.data + last.nbytes - address)
             except DriverError as error:
+                if in_place:
+                    problem = f"the device cannot read tier {tier.name} in place: {error}"
+                    raise ConfigError("tiers[0].access", problem, "Use copy.") from error
                 say_once(log, f"tier {tier.name}", "pin", f"pin: {error}; the device copies more slowly then")
 
 
@@ -196,6 +208,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec]) -> Leve
         pool=pool,
         room=room,
         host_addressable=traits.host_addressable,
+        reads_below=reads_in_place(config),
         geometry=geometry,
         granules=set(granules),
         low_watermark=config.low_watermark,

@@ -22,6 +22,7 @@ from kvtier.blocks.spec import block_specs
 from kvtier.cache.adoption import adopt
 from kvtier.cache.leases import Arrival, Found, Lease, Match, NoRoom, Phase
 from kvtier.cache.level import Level
+from kvtier.cache.pins import pin, unpin
 from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.engine import arguments
@@ -210,7 +211,7 @@ class Core:
     def release_match(self, match: Match) -> None:
         """Let go of a match's pins. Idempotent."""
         self._expect_ours(match, match.home)
-        self._leases.unpin(match)
+        unpin(self.residency, match)
         self._matches.pop(match.match_id, None)
 
     def _expect_ours(self, held: Match | Lease, home: object) -> None:
@@ -269,9 +270,8 @@ class Core:
         self.planner.watch(now_s)
         self._give_up_on_tiers()
         self._prefetch.advance(now_s)
-        batches = self._memory.plan(now_s)
-        self._leases.resolved(self.planner.promotions.ended())
-        return batches
+        self._leases.resolved(self.planner.promotions.end_lost())
+        return self._memory.plan(now_s)
 
     def enqueued(self, batch_id: int, arrival: Arrival) -> None:
         """A stream of the top tier has taken a batch, whose acknowledgement follows: `arrival` is to be waited for."""
@@ -334,7 +334,7 @@ class Core:
     @property
     def busy(self) -> bool:
         """Transfers are under way or wait for their turn."""
-        return bool(len(self.planner.flight) or self.planner.promotions.waiting)
+        return len(self.planner.flight) > 0 or self.planner.promotions.waiting > 0
 
     # ------------------------------------------------------------ asked
 
@@ -375,14 +375,14 @@ class Core:
 
     def _look(self, match: Match, tokens_max: int | None = None) -> None:
         """Find and pin, under the weights of now, what a match asks for, at most so much."""
-        self._leases.unpin(match)
+        unpin(self.residency, match)
         match.namespace = self._namespace
         limits = [limit for limit in (match.tokens_max, tokens_max) if limit is not None]
         prefix = longest_prefix(self._directory, self._namespace, match.keys, min(limits, default=None))
         match.prefix = prefix
         match.tokens = prefix.tokens
         match.tiers = self._tiers(prefix)
-        self._leases.pin(match)
+        pin(self.residency, match)
         self._matches[match.match_id] = match
 
     def _check_keys(self, keys: Keys) -> None:

@@ -10,7 +10,7 @@ Units: seconds of the clock that was given.
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -180,6 +180,11 @@ class Engine:
         self.begin_close()
         if os.getpid() == self._pid:
             self._thread.join()
+
+    @property
+    def tiers(self) -> Sequence[Tier]:
+        """Fastest first."""
+        return self._tiers
 
     @property
     def closed(self) -> bool:

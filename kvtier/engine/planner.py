@@ -239,7 +239,7 @@ class Planner:
         """After a hop up: the next one, or the end of the promotion (whose own hold `_moved` lets go at the top)."""
         if not self.promotions.arrived(handle, target):
             return []
-        if target != 0:  # it ended on the way
+        if target != self.promotions.goal:  # it ended on the way
             if self._directory.state(handle, 0) is State.FILLING:
                 self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
             self._residency.unhold([handle], 0)

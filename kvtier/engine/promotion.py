@@ -3,8 +3,8 @@
 A promotion fills a copy in the top tier that `Core` has placed. From a disk it goes by way of the tier below the
 top when that has a slot to give without I/O (the block stays there, and the next hit finds it in RAM), and
 straight up otherwise. No disk reads into a device: there it stalls until a slot on its way is free, or whoever waits
-for it gives up. Always: a promotion holds its top copy from start to end, and each hop holds its source and its
-target; a stalled one holds its source.
+for it gives up. Where blocks are read in the tier below the top (`goal` 1), they come so far only. Always: a promotion
+holds its top copy from start to end, and each hop holds its source and its target; a stalled one holds its source.
 
 Units: handles, tier indexes, seconds of the engine's clock.
 """
@@ -46,6 +46,7 @@ class Promotions:
 
     def __init__(self, residency: Residency, flight: Flight, parts: tuple[LayerPart, ...] = ()) -> None:
         """`parts`: how streamed blocks are copied into a top tier on a device."""
+        self.goal = int(residency.levels[0].reads_below)  # the tier into which blocks are brought
         self._parts = () if residency.levels[0].host_addressable else parts
         self._residency = residency
         self._directory = residency.directory
@@ -57,18 +58,17 @@ class Promotions:
         self._order = 0
         self._wanted: dict[int, Promotion] = {}
         self._stalled: dict[int, int] = {}  # handle -> source, of those without a slot on their way
-        self._ended: list[int] = []  # stalled ones that will never go on
 
     def start(self, handle: int, deadline_s: float, *, streamed: bool = False) -> bool:
-        """Bring a block up to its placed top copy. False, and nothing done, if no tier below can give it."""
+        """Bring a block up to its placed top copy, or where it is read. False, and nothing done, if nothing can."""
         source = self._source(handle)
         if source is None:
             return False
         staged, entering = self._by_way_of_memory(handle, source, deadline_s), 1
-        if staged is None and self._reaches_top(source):
+        if staged is None and not self.goal and self._reaches_top(source):
             self._hop(handle, (source, 0), deadline_s)
             entering = 0
-        elif staged is None and len(self.path(source)) > 1:
+        elif staged is None and source > 1 and not self._residency.levels[1].persistent:
             self._stall(handle, source)
         elif staged is None:
             return False
@@ -80,14 +80,20 @@ class Promotions:
         return self._residency.levels[0].host_addressable or not self._residency.levels[source].persistent
 
     def _want(self, handle: int, promotion: Promotion) -> None:
-        self._directory.hold([handle], 0)
+        if not self.goal:
+            self._directory.hold([handle], 0)
         self._wanted[handle] = promotion
+
+    def joined(self, handle: int, deadline_s: float) -> bool:
+        """Whether a block is on its way for somebody already; then it comes as early as this deadline wants it."""
+        self.urge(handle, deadline_s)
+        return handle in self._wanted
 
     def bring(self, handle: int, source: int, target: int) -> bool:
         """Bring a block up for nobody yet, into memory that has a slot to give. False, and nothing done, if not."""
         if target:
             return self.stage(handle, source, target, inf)
-        if not self._reaches_top(source):
+        if self.goal or not self._reaches_top(source):
             return False
         slots = self._residency.take(0, 1, drop_dirty=False, incoming=handle)
         if slots is None:
@@ -143,8 +149,7 @@ class Promotions:
             self._go_on(handle)
         own_hop = wanted.entering == 0 or wanted.staged  # else it is a prefetch's, and goes on
         hop = self._unqueue(handle, wanted.entering) if own_hop else None
-        del self._wanted[handle]
-        self._fail(handle, 0)
+        self._forsake(handle)
         if hop is not None:
             if wanted.entering:
                 self._fail(handle, wanted.entering)
@@ -154,6 +159,12 @@ class Promotions:
         """Nobody waits for any promotion into the top tier."""
         for handle in list(self._wanted):
             self.give_up(handle)
+
+    def _forsake(self, handle: int) -> None:
+        """Nothing comes into the top copy, if one waits."""
+        del self._wanted[handle]
+        if not self.goal:
+            self._fail(handle, 0)
 
     def _fail(self, handle: int, tier: int) -> None:
         if self._directory.state(handle, tier) is State.FILLING:
@@ -165,7 +176,11 @@ class Promotions:
         wanted = self._wanted.get(handle)
         if wanted is None or tier != wanted.entering or handle in self._stalled:
             return False  # a prefetch beside it, say
-        if tier and self._directory.state(handle, 0) is State.FILLING and self._directory.is_ready(handle, tier):
+        if (
+            tier > self.goal
+            and self._directory.state(handle, 0) is State.FILLING
+            and self._directory.is_ready(handle, tier)
+        ):
             wanted.source, wanted.entering = tier, 0
             self._hop(handle, (tier, 0), wanted.deadline_s)
             return False
@@ -178,10 +193,17 @@ class Promotions:
         """Whether a load waits for a slot on its way."""
         return handle in self._stalled
 
-    def ended(self) -> list[int]:
-        """Stalled loads that ended for their blocks were lost meanwhile. Each is told once."""
-        ended, self._ended = self._ended, []
-        return ended
+    def end_lost(self) -> list[int]:
+        """End the stalled loads whose block is not there any more, or not wanted; which they were."""
+        lost = [handle for handle, source in self._stalled.items() if not self._may_go_on(handle, source)]
+        for handle in lost:
+            self._go_on(handle)
+            self._forsake(handle)
+        return lost
+
+    def _may_go_on(self, handle: int, source: int) -> bool:
+        awaited = self.goal or self._directory.state(handle, 0) is State.FILLING
+        return bool(awaited) and self._directory.is_ready(handle, source)
 
     def _stall(self, handle: int, source: int) -> None:
         self._directory.hold([handle], source)
@@ -194,12 +216,6 @@ class Promotions:
         """What is stalled goes on as far as there are slots now, the most urgent first."""
         for handle in sorted(self._stalled, key=lambda handle: self._wanted[handle].deadline_s):
             wanted, source = self._wanted[handle], self._stalled[handle]
-            if self._directory.state(handle, 0) is not State.FILLING or not self._directory.is_ready(handle, source):
-                self._go_on(handle)
-                del self._wanted[handle]
-                self._fail(handle, 0)
-                self._ended.append(handle)
-                continue
             staged = self._by_way_of_memory(handle, source, wanted.deadline_s)
             if staged is None:
                 return
@@ -262,7 +278,9 @@ class Promotions:
         return self._waiting_bytes[lane]
 
     def path(self, source: int) -> tuple[Lane, ...]:
-        """The lanes by which a block of this tier reaches the top, when memory on the way has room."""
+        """The lanes by which a block of this tier comes up to be read, when memory on the way has room."""
+        if self.goal:
+            return ((source, 1),) if source > 1 else ()
         if source < 2 or self._residency.levels[1].persistent:
             return ((source, 0),) if source else ()
         return (source, 1), (1, 0)

@@ -1,10 +1,10 @@
 """Leases: from a match to slots, through promotion, commit and release.
 
 Owns the lease records. A reservation takes all its slots at once or none. The prefix that lies in the top tier is
-shared and held; what lies below is promoted into placed copies that anybody may join (one transfer per key); the
-rest of the slots are private to the lease until it commits them. When the last promotion ended, failed or met its
-deadline, the lease is settled: its prefix is cut at the first block that is not there, and every block from the
-cut on gets a private slot, so that the caller never writes where others read.
+shared and held; what lies below is promoted into placed copies that anybody may join (one transfer per key), or read
+where it is, if the top tier's readers can; the rest of the slots are private to the lease until it commits them. When
+the last promotion ended, failed or met its deadline, the lease is settled: its prefix is cut at the first block that is
+not there, and every block from the cut on gets a private slot, so that the caller never writes where others read.
 
 Units: handles, slots, tokens, seconds of the engine's clock.
 """
@@ -16,6 +16,7 @@ from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
 from kvtier.cache.leases import Decision, Lease, LeaseRecord, Match, NoRoom, Phase
+from kvtier.cache.pins import unpin, unpin_tier
 from kvtier.cache.prefix import tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
@@ -28,6 +29,7 @@ from kvtier.policies.base import Access
 from kvtier.types import BlockKey, store_key
 
 OWNERS_TOLD = 3
+IN_PLACE = -1  # where a slot of the tier below will be named, once all that is waited for is there
 
 
 class Reservations:
@@ -43,7 +45,8 @@ class Reservations:
     ) -> None:
         self._residency = residency
         self._directory = residency.directory
-        self._planner = planner
+        self._promotions = planner.promotions
+        self._goal = planner.promotions.goal
         self._governor = governor
         self._commits = Commits(residency, specs)
         self._sizes = tuple(sizes)  # block_tokens of each group
@@ -82,7 +85,8 @@ class Reservations:
         totals = [-(-tokens_total // size) for size in self._sizes]
         resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
         self._directory.hold(resident, 0)
-        count = sum(totals) - len(resident)
+        in_place = sum(map(len, record.hits)) - len(resident) if self._goal else 0
+        count = sum(totals) - len(resident) - in_place
         slots = self._residency.take(0, count, drop_dirty=True, incoming=self._first_new(match, record.hits))
         if slots is None:
             self._residency.unhold(resident, 0)
@@ -90,17 +94,10 @@ class Reservations:
             return
         self._records[ticket] = record
         self._assign(record, totals, iter(slots), set(resident))
-        if any(map(self._planner.promotions.is_stalled, record.waiting)):
-            self._clear_way(match)
+        if any(map(self._promotions.is_stalled, record.waiting)):
+            unpin_tier(self._residency, match, 1)  # not to wait for itself: what its loads read they hold
         self._governor.measure_again(hits, sources, decision, now_s)
         self._settle_if_complete(record)
-
-    def _clear_way(self, match: Match) -> None:
-        """Loads that wait for a slot below the top are not to wait for those that their own match pins there: what
-        its loads read they hold themselves."""
-        for handles, _ in (pins for pins in match.pins if pins[1] == 1):
-            self._residency.unhold(handles, 1)
-        match.pins[:] = [pins for pins in match.pins if pins[1] != 1]
 
     def _available(self, match: Match) -> tuple[list[list[int]], list[Sequence[int]]]:
         """The match's blocks, up to the first that is lost or was condemned since."""
@@ -115,7 +112,7 @@ class Reservations:
 
     def _first_new(self, match: Match, hits: list[list[int]]) -> int | None:
         """The first block that will enter the top tier, if it has a handle: by promotion, or as a policy's ghost."""
-        below = (h for h in _flat(hits) if self._directory.state(h, 0) is State.GONE)
+        below = (h for h in _flat(hits) if not self._goal and self._directory.state(h, 0) is State.GONE)
         following = (
             keys[len(known)] for keys, known in zip(match.keys.groups, hits, strict=True) if keys[len(known) :]
         )
@@ -131,7 +128,10 @@ class Reservations:
                     row.append(self._directory.place(handle, 0))
                     if self._directory.state(handle, 0) is State.FILLING:
                         self._wait_for(record, handle)
-                        self._planner.promotions.urge(handle, record.deadline_s, streamed=record.streamed)
+                        self._promotions.urge(handle, record.deadline_s, streamed=record.streamed)
+                elif self._goal:
+                    row.append(IN_PLACE)
+                    self._read_in_place(record, handle)
                 else:
                     row.append(slot := next(slots))
                     self._promote(record, handle, slot)
@@ -142,11 +142,24 @@ class Reservations:
     def _promote(self, record: LeaseRecord, handle: int, slot: int) -> None:
         self._residency.place(handle, 0, slot)
         self._directory.hold([handle], 0)
-        if self._planner.promotions.start(handle, record.deadline_s, streamed=record.streamed):
+        if self._promotions.start(handle, record.deadline_s, streamed=record.streamed):
             self._wait_for(record, handle)
         else:
             record.failed = True  # nothing below can reach the top: settled as a miss, which frees the slot
             self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
+
+    def _read_in_place(self, record: LeaseRecord, handle: int) -> None:
+        """Hold the copy below the top, once it is there."""
+        if self._directory.is_ready(handle, self._goal):
+            self._hold_in_place(record, handle)
+        elif self._promotions.joined(handle, record.deadline_s) or self._promotions.start(handle, record.deadline_s):
+            self._wait_for(record, handle)
+        else:
+            record.failed = True
+
+    def _hold_in_place(self, record: LeaseRecord, handle: int) -> None:
+        self._directory.hold([handle], self._goal)
+        record.in_place.add(handle)
 
     def _wait_for(self, record: LeaseRecord, handle: int) -> None:
         if self._comes(record, handle):
@@ -158,7 +171,7 @@ class Reservations:
 
     def give_up_on(self, tier: int) -> None:
         """Settle with what is there the leases that wait for something from a tier that fails or hangs."""
-        coming = self._planner.promotions.coming_from(tier)
+        coming = self._promotions.coming_from(tier)
         waiting = [r for r in self._records.values() if r.phase is Phase.LOADING and not r.waiting.isdisjoint(coming)]
         for record in waiting:
             self._residency.counters.add("breaker_cuts")
@@ -202,7 +215,7 @@ class Reservations:
         for handle in handles:
             for record in [self._records[lease_id] for lease_id in self._waiters.get(handle, ())]:
                 if self._comes(record, handle):
-                    record.waiting.discard(handle)
+                    record.waiting.remove(handle)
                     self._waiters[handle].discard(record.lease_id)
                     self._settle_if_complete(record)
             if handle in self._waiters and not self._waiters[handle]:
@@ -214,7 +227,9 @@ class Reservations:
             for lease_id in self._waiters.pop(handle, set()):
                 record = self._records[lease_id]
                 record.waiting.discard(handle)
-                record.failed |= not self._directory.is_ready(handle, 0)
+                record.failed |= not self._directory.is_ready(handle, self._goal)
+                if self._goal and self._directory.is_ready(handle, self._goal):
+                    self._hold_in_place(record, handle)
                 self._settle_if_complete(record)
 
     def expire(self, now_s: float) -> None:
@@ -239,7 +254,7 @@ class Reservations:
             waiters.discard(record.lease_id)
             if not waiters:
                 del self._waiters[handle]
-                self._planner.promotions.give_up(handle)
+                self._promotions.give_up(handle)
         record.waiting.clear()
 
     def _settle(self, record: LeaseRecord) -> None:
@@ -250,12 +265,16 @@ class Reservations:
             self._refuse(record, needed)
             return
         record.phase = Phase.ACTIVE
+        for slots, handles in zip(record.slots, record.hits, strict=True):
+            for index, handle in enumerate(handles):
+                if handle in record.in_place:
+                    slots[index] = ~self._directory.place(handle, self._goal)
         self._touch(record, Access.REUSE)
-        self.unpin(record.match)
+        unpin(self._residency, record.match)
         names = [level.name for level in self._residency.levels]
         tiers = tokens_by_tier(record.sources, self._sizes, tokens, names)
         self._count_restored(tokens, tiers)
-        coming = (self._planner.promotions.arrival(handle) for handle in _flat(record.hits))
+        coming = (self._promotions.arrival(handle) for handle in _flat(record.hits))
         record.lease = Lease(record, tokens, tiers, list(dict.fromkeys(a for a in coming if a is not None)))
         self.ended.append((record.lease_id, record.lease))
 
@@ -275,27 +294,33 @@ class Reservations:
     def _tokens_ready(self, record: LeaseRecord) -> int:
         step = lcm(*self._sizes)
         tokens = record.tokens_matched
-        for handles, size in zip(record.hits, self._sizes, strict=True):
+        for handles, slots, size in zip(record.hits, record.slots, self._sizes, strict=True):
             ready = 0
-            while ready < len(handles) and self._is_there(record, handles[ready]):
+            while ready < len(handles) and self._is_there(record, handles[ready], slots[ready]):
                 ready += 1
             tokens = min(tokens, ready * size)
         return tokens // step * step
 
-    def _is_there(self, record: LeaseRecord, handle: int) -> bool:
+    def _is_there(self, record: LeaseRecord, handle: int, slot: int) -> bool:
+        if slot < 0:
+            return handle in record.in_place
         return self._directory.is_ready(handle, 0) or self._comes(record, handle)
 
     def _comes(self, record: LeaseRecord, handle: int) -> bool:
         """Whether a stream brings the block, and the lease's kernels will wait for that."""
-        return record.streamed and self._planner.promotions.arrival(handle) is not None
+        return record.streamed and self._promotions.arrival(handle) is not None
 
     def _cut(self, record: LeaseRecord, tokens: int) -> bool:
         """Replace the shared slots behind the cut by private ones. False if there are none to take."""
         self._residency.counters.add("failed_cuts", int(record.failed))
         keep = [tokens // size for size in self._sizes]
         surplus = sum(len(hits) - kept for hits, kept in zip(record.hits, keep, strict=True))
-        for hits, kept in zip(record.hits, keep, strict=True):
-            self._residency.unhold(hits[kept:], 0)
+        for hits, slots, kept in zip(record.hits, record.slots, keep, strict=True):
+            behind = list(zip(hits[kept:], slots[kept:], strict=False))
+            in_place = record.in_place.intersection(hits[kept:])
+            record.in_place -= in_place
+            self._residency.unhold(in_place, self._goal)
+            self._residency.unhold([handle for handle, slot in behind if slot >= 0], 0)
         fresh = self._residency.take(0, surplus, drop_dirty=True)
         for group, kept in enumerate(keep):
             hits = record.hits[group]
@@ -363,7 +388,7 @@ class Reservations:
         del self._records[record.lease_id]
         pool = self._residency.levels[0].slots
         shared, private = [], []
-        slots = _flat(record.slots)
+        slots = [slot for slot in _flat(record.slots) if slot >= 0]
         for slot, handle in zip(slots, pool.occupants(slots), strict=True):
             if handle is not None and self._directory.place(handle, 0) == slot:
                 shared.append(handle)
@@ -371,28 +396,19 @@ class Reservations:
                 private.append(slot)  # never committed, or a duplicate
         pool.give(private)
         self._residency.unhold(shared, 0)
+        self._residency.unhold(record.in_place, self._goal)
+        record.in_place.clear()
 
     def _touch(self, record: LeaseRecord, access: Access) -> None:
         """Deepest blocks first, so that the shallow ones leave last."""
-        pool = self._residency.levels[0].slots
+        pool, below = self._residency.levels[0].slots, self._residency.levels[self._goal].slots
         for slots in record.slots:
-            self._residency.touch([h for h in pool.occupants(reversed(slots)) if h is not None], access)
-
-    # ------------------------------------------------------------ matches
-
-    def pin(self, match: Match) -> None:
-        """Hold the fastest copy of every block of a match."""
-        for handles, tiers in zip(match.prefix.handles, match.prefix.tiers, strict=True):
-            for tier in set(tiers):
-                there = [handle for handle, top in zip(handles, tiers, strict=True) if top == tier]
-                self._directory.hold(there, tier)
-                match.pins.append((there, tier))
-
-    def unpin(self, match: Match) -> None:
-        """Let go of them. Idempotent."""
-        for handles, tier in match.pins:
-            self._residency.unhold(handles, tier)
-        match.pins.clear()
+            used = (
+                pool.occupants(slots)
+                if not record.in_place
+                else [below.occupant(~slot) if slot < 0 else pool.occupant(slot) for slot in slots]
+            )
+            self._residency.touch([h for h in reversed(used) if h is not None], access)
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvtier.allocator.geometry import Geometry
 from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.cache.leases import Match
+from kvtier.cache.pins import unpin
 from kvtier.engine.answers import Answer, Resized, Slept, Woken
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
@@ -139,7 +140,7 @@ class TierMemory:
         """Matches do not keep the top tier awake."""
         for match in self._matches.values():
             if any(tier == TOP for _, tier in match.pins):
-                self._leases.unpin(match)
+                unpin(self._residency, match)
                 self._unpinned.add(match.match_id)
 
     def _pin_again(self) -> None:

@@ -80,6 +80,15 @@ class SupportsArray(Protocol):
 
 
 @runtime_checkable
+class SupportsReading(Protocol):
+    """A memory tier that kernels of the tier above read in place."""
+
+    def memory(self) -> Any:
+        """uint8 array [slots, stride_bytes], zero-copy; index only slots of a lease."""
+        ...
+
+
+@runtime_checkable
 class SupportsRemap(Protocol):
     """A memory tier whose memory comes and goes while its addresses stay."""
 
@@ -135,6 +144,10 @@ class SupportsStreaming(Protocol):
 @runtime_checkable
 class SupportsPinning(Protocol):
     """A top tier on a device, which reads host memory directly once that is registered."""
+
+    def reads_host_addresses(self) -> bool:
+        """Whether its kernels find registered memory where the CPU does."""
+        ...
 
     def pin(self, address: int, length_bytes: int) -> None:
         """Register memory. Raises DriverError if the device does not take it: it is copied more slowly then."""

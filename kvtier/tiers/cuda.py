@@ -107,6 +107,10 @@ class CudaTier(ArenaTier):
 
     # ------------------------------------------------------------ host memory
 
+    def reads_host_addresses(self) -> bool:
+        """See `SupportsPinning.reads_host_addresses`."""
+        return self._cuda.reads_host_addresses
+
     def pin(self, address: int, length_bytes: int) -> None:
         """Register host memory that blocks are copied from and to, until `unpin`. Raises DriverError."""
         self._cuda.register(address, length_bytes)
