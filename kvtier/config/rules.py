@@ -90,7 +90,7 @@ def check_range(index: int, tier: TierConfig, problems: list[ConfigError]) -> No
 
 def check_access(model: ModelSpec, tiers: Sequence[TierConfig], problems: list[ConfigError]) -> None:
     """Refuse reading in place where there is nothing to read, or no kernel of ours that would."""
-    if not isinstance(tiers[0], GpuTierConfig) or tiers[0].access != "uva":
+    if not any(isinstance(tier, GpuTierConfig) and tier.access == "uva" for tier in tiers):
         return
     unread = [group for group in model.groups if group.kind != "full" or group.dtype.startswith("float8")]
     if len(tiers) < 2 or not isinstance(tiers[1], HostTierConfig):

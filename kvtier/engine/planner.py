@@ -136,7 +136,7 @@ class Planner:
     # ------------------------------------------------------------ apply
 
     def enqueued(self, batch_id: int, arrival: Arrival) -> list[int]:
-        """A stream has taken a batch into the top tier. Returns the blocks that nothing but its loss keeps away now."""
+        """A stream has taken a batch into the top tier. Returns its blocks that somebody may wait for."""
         return self.promotions.enqueued(self.flight.handles_of(batch_id), arrival)
 
     def apply(self, done: BatchDone, now_s: float) -> list[int]:

@@ -127,11 +127,11 @@ class Promotions:
             wanted.streamed |= streamed
 
     def enqueued(self, handles: Iterable[int], arrival: Arrival) -> list[int]:
-        """A stream has taken the last hop of these blocks. Returns those of them that will be there when it is over."""
-        coming = [h for h in handles if h in self._wanted and self._directory.state(h, 0) is State.FILLING]
-        for handle in coming:
+        """A stream has taken the last hop of these blocks. Returns those that somebody may wait for."""
+        wanted = [handle for handle in handles if handle in self._wanted]
+        for handle in wanted:
             self._wanted[handle].arrival = arrival
-        return coming
+        return wanted
 
     def arrival(self, handle: int) -> Arrival | None:
         """What to wait for on a stream until a block is in the top tier; None if nothing says yet that it comes."""

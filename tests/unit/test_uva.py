@@ -23,7 +23,8 @@ from tests.kernels.emulated import Emulator
 
 __all__ = ["fake_cuda"]
 HOST_POINTERS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-SHAPE = {"kv_heads": 2, "head_dim": 64}  # blocks of 8 KiB
+HEADS, KV_HEADS, HEAD_DIM = 6, 3, 64
+SHAPE = {"kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": "float16"}  # 6 KiB a block; in host memory slots of 8
 BLOCKS = 6
 pytestmark = pytest.mark.timeout(100)
 
@@ -36,7 +37,7 @@ def uva_config(path: Path, access: str, device: str = "host", **changes: Any) ->
 
 def values_of(key: bytes, layer: int, part: int) -> Any:
     rng = np.random.default_rng([*key[:8], layer, part])
-    return rng.standard_normal((BLOCK_TOKENS, 2, 64), np.float32)
+    return rng.standard_normal((BLOCK_TOKENS, KV_HEADS, HEAD_DIM), np.float32).astype(np.float16)
 
 
 def write(cache: Any, lease: Lease, keys: Keys) -> list[tuple[int, Any]]:
@@ -67,11 +68,11 @@ def _on_cpu(array: Any) -> Any:
 
 
 def question(lease: Lease) -> tuple[Any, Batch]:
-    """A decode step and some tokens of a prefill, over the whole prompt: queries of four heads, and their batch."""
+    """A decode step and some tokens of a prefill, over the whole prompt: queries and their batch."""
     tokens = BLOCKS * BLOCK_TOKENS
     table = np.array([lease.table()] * 2, np.int32)
     starts, positions = np.array([0, 1, 4], np.int32), np.array([tokens - 1, tokens - 3], np.int32)
-    queries = np.random.default_rng(7).standard_normal((4, 4, 64), np.float32)
+    queries = np.random.default_rng(7).standard_normal((4, HEADS, HEAD_DIM), np.float32).astype(np.float16)
     return queries, Batch(starts, positions, np.array([tokens] * 2, np.int32), table)
 
 
@@ -95,7 +96,7 @@ def prepared(config: Any, fake: FakeCuda | None = None) -> tuple[Any, Keys, Any]
         return made
 
     keys = prompt(config, 1, BLOCKS)
-    for each in (keys.prefix(4 * BLOCK_TOKENS), *(prompt(config, number, 4) for number in range(60, 68))):
+    for each in (keys.prefix(4 * BLOCK_TOKENS), *(prompt(config, number, 4) for number in range(60, 72))):
         serve(cache, each, event)
     assert cache.peek(keys).tiers == {"gpu": 0, "host": 4 * BLOCK_TOKENS, "lmdb": 0}
     return cache, keys, event
@@ -166,13 +167,14 @@ def test_the_kernel_reads_both_pools(tmp_path: Path, on_device: FakeCuda, tmp_pa
         lease = leased(cache, keys, event)
         queries, batch = question(lease)
         kv = cache.paged_kv(0, 1)
-        shape = shape_over(kv, 4, BLOCKS)
+        shape = shape_over(kv, HEADS, BLOCKS)
+        assert shape.device_stride != shape.host_stride
         shape.split_tokens = 1 << 20
-        out, sums = np.zeros((1, 4, 4, 64), np.float32), np.zeros((1, 4, 4), np.float32)
+        out, sums = np.zeros((1, 4, HEADS, HEAD_DIM), np.float32), np.zeros((1, 4, HEADS), np.float32)
         at = [array.ctypes.data for array in (batch.query_starts, batch.positions, batch.kv_tokens, batch.tables)]
         here = BatchOnDevice(*at, 2, 4, 3, BLOCKS * BLOCK_TOKENS)
         places = [array.ctypes.data for array in (out, sums, queries)]
-        emulator.run(launch_attention.attend(*places, here, shape, dtype="float32", head_dim=64))
+        emulator.run(launch_attention.attend(*places, here, shape, dtype="float16", head_dim=HEAD_DIM))
         wanted, wanted_sums = ReferenceKernels().attend(queries, on_cpu(kv), batch)
         assert np.allclose(out[0], wanted, rtol=1e-4, atol=2e-6)
         assert np.allclose(sums[0], wanted_sums, rtol=1e-5, atol=1e-5)
@@ -213,7 +215,7 @@ def test_views_for_other_kernels_are_refused_with_the_reason(tmp_path: Path) -> 
             cache.kv()
         with pytest.raises(UsageError, match="no layer 7"):
             cache.paged_kv(0, 7)
-        assert cache.paged_kv().host_keys.shape == (64, 4, 2, 64)
+        assert cache.paged_kv().host_keys.shape == (64, BLOCK_TOKENS, KV_HEADS, HEAD_DIM)
     with kvtier.open_sync(uva_config(tmp_path / "b", "copy")) as cache:
         kv = cache.paged_kv()
         assert kv.host_keys is None
