@@ -176,11 +176,7 @@ class Promotions:
         wanted = self._wanted.get(handle)
         if wanted is None or tier != wanted.entering or handle in self._stalled:
             return False  # a prefetch beside it, say
-        if (
-            tier > self.goal
-            and self._directory.state(handle, 0) is State.FILLING
-            and self._directory.is_ready(handle, tier)
-        ):
+        if tier and self._directory.state(handle, 0) is State.FILLING and self._directory.is_ready(handle, tier):
             wanted.source, wanted.entering = tier, 0
             self._hop(handle, (tier, 0), wanted.deadline_s)
             return False

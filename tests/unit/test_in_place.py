@@ -132,6 +132,19 @@ def test_a_copy_that_is_read_is_not_given_away_until_the_release():
     expect_idle(engine)
 
 
+def test_what_was_read_in_place_leaves_after_what_was_not():
+    """A prefix that is read all the time is the first to leave host memory: its policy hears of no read."""
+    engine = make_engine(gpu=8, host=8, watermarks=(0.9, 0.95), in_place=True)
+    read, other = prompt(1, 3), prompt(2, 3)
+    serve(engine, read)
+    serve(engine, other)
+    empty_top(engine)
+    engine.release(engine.reserve(engine.match(read), 3))
+    serve(engine, prompt(3, 4))
+    assert engine.core.peek(read).tiers["host"] == 12
+    assert engine.core.peek(other).tokens < 12
+
+
 def test_leases_share_the_copies_and_hold_them_each():
     """The first release takes the copies away from the others."""
     engine, keys = in_host(host=4)
