@@ -105,9 +105,7 @@ class PolledSurface:
             streamed = arguments.instance("streamed", request.streamed, bool)
             return self._core.submit_reserve(match, blocks, deadline_s, now_s, streamed=streamed)
         if self._core.residency.levels[0].reads_below:
-            raise UsageError(
-                "with `access: uva` blocks stay in host memory: a Load, whose job names slots, is refused"
-            )
+            raise UsageError("with `access: uva` blocks stay in host memory: a Load, whose job names slots, is refused")
         blocks = max(1, match.tokens // match.keys.block_tokens[0])
         ticket = self._core.submit_reserve(match, blocks, deadline_s, now_s)
         self._loads[ticket] = match
