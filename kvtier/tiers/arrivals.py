@@ -9,7 +9,8 @@ import threading
 from typing import Any
 
 from kvtier.allocator.streams import Event, Stream, Streams
-from kvtier.errors import DeviceLost, KvtierError, UsageError
+from kvtier.errors import DeviceLost, KvtierError
+from kvtier.tiers.fences import stream_key
 
 
 class Arrival:
@@ -51,21 +52,3 @@ class Arrival:
                 for _, event in self._parts:
                     self._streams.drop_event(event)
                 self._parts.clear()
-
-
-def stream_key(stream: Any) -> int:
-    """The CUstream of a stream object, as an integer; 0 is the default stream.
-
-    Takes what torch (`cuda_stream`), CuPy (`ptr`), the CUDA bindings (an int by itself) and kvtier call one.
-    """
-    for name in ("cuda_stream", "ptr", "key"):
-        key = getattr(stream, name, None)
-        if isinstance(key, int):
-            return key
-    try:
-        key = None if isinstance(stream, bool | str | bytes | float) else int(stream)
-    except Exception:  # noqa: BLE001  it is the value's own code that runs
-        key = None
-    if key is None:
-        raise UsageError(f"stream is {stream!r:.80}; pass the stream whose kernels read the slots")
-    return key

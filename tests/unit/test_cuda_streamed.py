@@ -13,7 +13,7 @@ import kvtier
 from kvtier.allocator.streams import Event, Stream
 from kvtier.cache.leases import Lease
 from kvtier.errors import DeviceLost, UsageError
-from kvtier.tiers.arrivals import stream_key
+from kvtier.tiers.fences import stream_key
 from kvtier.types import WriteBatch, WriteItem, store_key
 from tests.cache_bench import BLOCK_TOKENS, config_for, prompt
 from tests.fakecuda.fake import FakeCuda, fake_cuda
@@ -374,7 +374,7 @@ def test_what_is_no_stream_is_refused(model: Model, stream: object) -> None:
     keys = model.below()
     lease = model.reserve(keys)
     for _ in range(2):  # also when all has come: a mistake does not depend on luck
-        with pytest.raises(UsageError, match="pass the stream"):
+        with pytest.raises(UsageError, match="pass a stream"):
             lease.wait(stream, layer=0)
         model.settle()
     model.release(lease)
