@@ -176,6 +176,20 @@ def test_all_of_it_can_be_waited_for_at_once(model: Model) -> None:
     model.release(lease)
 
 
+def test_a_model_goes_through_its_layers_while_they_come(model: Model) -> None:
+    """Over a slow link a request computes with what lay in its slots before."""
+    keys = model.below()
+    model.fake.slow_copies(0.1, latency_us=500)  # 3 ms a layer
+    lease = model.reserve(keys)
+    for layer in range(2):
+        lease.wait(model.stream, layer=layer)
+        assert [model.kernel(slot, layer) for slot in lease.slots()] == [0] * 4
+    model.streams.finish(model.stream)
+    for slot, key in zip(lease.slots(), keys.groups[0], strict=True):
+        assert ctypes.string_at(model.address(slot), BLOCK_BYTES) == content(key)
+    model.release(lease)
+
+
 @pytest.mark.parametrize(("waited", "read"), [(None, 0), (0, 1)], ids=["no wait", "another layer"])
 def test_a_kernel_that_does_not_wait_for_its_layer_is_caught(doomed: Model, waited: int | None, read: int) -> None:
     """The fake device would let a missing wait pass: nothing here would be shown."""
