@@ -46,6 +46,7 @@ DECIDING_ENGINE = {
     "page_loads",
     "page_stores",
     "governor",
+    "lease_counts",
     "planner",
     "polled",
     "prefetch",

@@ -15,13 +15,14 @@ from itertools import chain
 from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
-from kvtier.cache.leases import Decision, Lease, LeaseRecord, Match, NoRoom, Phase
+from kvtier.cache.leases import Lease, LeaseRecord, Match, NoRoom, Phase
 from kvtier.cache.pins import unpin, unpin_tier
 from kvtier.cache.prefix import tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.commits import Commits
 from kvtier.engine.governor import Governor
+from kvtier.engine.lease_counts import count_decision, count_restored
 from kvtier.engine.planner import Planner
 from kvtier.errors import Asleep, DeviceLost, UsageError
 from kvtier.events import Reason
@@ -74,7 +75,7 @@ class Reservations:
         self.refuse_if_asleep()
         hits, sources = self._available(match)
         decision = self._governor.choose(hits, sources, deadline_s, now_s)
-        self._count_decision(decision)
+        count_decision(self._residency.counters, decision)
         deadline_s = min(deadline_s, now_s + self._governor.patience_s(decision))
         era, tokens = self._eras[match.namespace], decision.tokens_chosen
         record = LeaseRecord(ticket, match.owner, match, match.namespace, era, tokens, decision, deadline_s)
@@ -85,8 +86,7 @@ class Reservations:
         totals = [-(-tokens_total // size) for size in self._sizes]
         resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
         self._directory.hold(resident, 0)
-        in_place = sum(map(len, record.hits)) - len(resident) if self._goal else 0
-        count = sum(totals) - len(resident) - in_place
+        count = sum(totals) - (sum(map(len, record.hits)) if self._goal else len(resident))
         slots = self._residency.take(0, count, drop_dirty=True, incoming=self._first_new(match, record.hits))
         if slots is None:
             self._residency.unhold(resident, 0)
@@ -273,23 +273,10 @@ class Reservations:
         unpin(self._residency, record.match)
         names = [level.name for level in self._residency.levels]
         tiers = tokens_by_tier(record.sources, self._sizes, tokens, names)
-        self._count_restored(tokens, tiers)
+        count_restored(self._residency.counters, tokens, tiers, self._governor.prefill_s(tokens) or 0.0)
         coming = (self._promotions.arrival(handle) for handle in _flat(record.hits))
         record.lease = Lease(record, tokens, tiers, list(dict.fromkeys(a for a in coming if a is not None)))
         self.ended.append((record.lease_id, record.lease))
-
-    def _count_restored(self, tokens: int, tiers: dict[str, int]) -> None:
-        counters, saved_s = self._residency.counters, self._governor.prefill_s(tokens) or 0.0
-        counters.add("restored_tokens", tokens)
-        counters.add("prefill_saved_ms", int(saved_s * 1000))
-        for tier, count in enumerate(tiers.values()):
-            counters.add_tier(tier, "restored_tokens", count)
-            counters.add_tier(tier, "prefill_saved_ms", int(saved_s * 1000 * count / max(1, tokens)))
-
-    def _count_decision(self, decision: Decision) -> None:
-        counters, declined = self._residency.counters, decision.tokens_found - decision.tokens_chosen
-        counters.add("declined_tokens", declined)
-        counters.add("declined_loads" if not decision.tokens_chosen else "cut_loads", int(declined > 0))
 
     def _tokens_ready(self, record: LeaseRecord) -> int:
         step = lcm(*self._sizes)
@@ -403,11 +390,9 @@ class Reservations:
         """Deepest blocks first, so that the shallow ones leave last."""
         pool, below = self._residency.levels[0].slots, self._residency.levels[self._goal].slots
         for slots in record.slots:
-            used = (
-                pool.occupants(slots)
-                if not record.in_place
-                else [below.occupant(~slot) if slot < 0 else pool.occupant(slot) for slot in slots]
-            )
+            here = iter(pool.occupants(slot for slot in slots if slot >= 0))
+            there = iter(below.occupants(~slot for slot in slots if slot < 0))
+            used = [next(here if slot >= 0 else there) for slot in slots]
             self._residency.touch([h for h in reversed(used) if h is not None], access)
 
 
