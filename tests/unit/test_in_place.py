@@ -338,6 +338,25 @@ def test_hints_and_a_lost_device_go_on_as_ever():
     assert engine.core.peek(keys).tiers["host"] == 16
 
 
+def test_after_a_sleep_nothing_comes_up_again():
+    """Waking brings blocks into slots that nothing ever fills."""
+    engine, keys = on_disk()
+    serve(engine, prompt(1, 6))
+    engine.core.submit_sleep()
+    engine.run()
+    asleep = engine.core.peek(prompt(1, 6)).tiers
+    assert asleep["gpu"] == 0
+    engine.core.submit_wake(restore=True)
+    engine.run()
+    assert engine.core.peek(prompt(1, 6)).tiers == asleep
+    assert engine.core.stats()["rewarmed_blocks"] == 0
+    lease = engine.reserve(engine.match(keys), 4)
+    assert lease.tokens_ready == 16
+    assert shown(engine, lease, keys) == 4
+    engine.release(lease)
+    expect_idle(engine)
+
+
 def test_a_job_that_names_slots_is_refused():
     """A foreign engine copies from slots that are counted from the end."""
     engine, keys = in_host()
