@@ -73,6 +73,16 @@ class Counters:
     def add(self, name: str, count: int = 1) -> None:
         self._engine[name] += count
 
+    def looked_up(self, asked_tokens: int, found_tokens: Sequence[int]) -> None:
+        """A lookup of so many tokens found these, by tier, fastest first."""
+        self.add("lookups")
+        self.add("lookup_tokens", asked_tokens)
+        self.add("hit_tokens", sum(found_tokens))
+        for tier, found in enumerate(found_tokens):
+            self.add_tier(tier, "query_tokens", asked_tokens)
+            self.add_tier(tier, "hit_tokens", found)
+            asked_tokens -= found
+
     def add_tier(self, tier: int, name: str, count: int = 1) -> None:
         self._tiers[tier][name] += count
 

@@ -181,6 +181,7 @@ class StoredBlock:
     place: int
     generation: int
     length_bytes: int
+    stride_bytes: int = 0  # what it takes there, padding included; 0: its length in whole pages
 
 
 # ---------------------------------------------------------------- transfers
@@ -219,11 +220,24 @@ class Remap:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerPart:
+    """Layers of one group that are copied together: a stretch of each of its blocks."""
+
+    group: int
+    layers: tuple[int, ...]
+    offset_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransferBatch:
     """Transfers with the same source and target, executed and reported together; half of it may fail.
 
     `evict` and `sidecar` belong to the target tier's transaction. With `source == target` nothing moves: the batch
+    evicts, writes the sidecar, drops the namespace `drop` (an engine-local id), changes a tier's memory, or how much of
+    its disk a persistent tier may take.
     evicts, writes the sidecar, drops the namespace `drop` (an engine-local id), or changes a tier's memory.
+    With `parts` somebody wants to hear when the copies are enqueued, and to wait for these parts one by one.
     """
 
     batch_id: int
@@ -234,11 +248,13 @@ class TransferBatch:
     drop: int | None = None
     sidecar: Mapping[bytes, bytes | None] = field(default_factory=dict)
     remap: Remap | None = None
+    capacity_bytes: int | None = None
+    parts: tuple[LayerPart, ...] = ()
 
     @property
     def outcomes(self) -> int:
         """How many outcomes its acknowledgement has."""
-        if self.drop is not None or self.remap is not None:
+        if self.drop is not None or self.remap is not None or self.capacity_bytes is not None:
             return 1
         return len(self.transfers) + len(self.evict) + bool(self.sidecar)
 
@@ -246,7 +262,7 @@ class TransferBatch:
 @dataclass(frozen=True, slots=True)
 class BatchDone:
     """The terminal acknowledgement of a batch: one outcome per transfer, one per eviction, one for a sidecar that is
-    not empty; or one for the drop or the remap."""
+    not empty; or one for the drop, the remap or the capacity."""
 
     batch_id: int
     outcomes: tuple[Outcome, ...]

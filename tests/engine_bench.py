@@ -38,10 +38,13 @@ def make_engine(
     watermarks: tuple[float, float] = (0.25, 0.5),
     policies: Sequence[str] = ("lru", "lru", "lru"),
     gpu_max: int = 0,
+    device: bool = False,
+    in_place: bool = False,
 ) -> PolledEngine:
     """An engine with `gpu` usable slots, `host` slots (None: no such tier) and a disk tier if one is given.
 
-    A slot of the gpu tier is a granule; it may grow to `gpu_max` usable ones.
+    A slot of the gpu tier is a granule; it may grow to `gpu_max` usable ones. device: the core takes it for one on a
+    device, which no disk reads into, and which has streams. in_place: host memory is read where it is.
     """
     model = model or tiny_model()
     low, high = watermarks
@@ -80,6 +83,8 @@ def make_engine(
                 else None,
                 low_watermark=low,
                 high_watermark=high,
+                host_addressable=not (device and index == 0),
+                reads_below=in_place and index == 0,
                 geometry=tier.geometry if index == 0 else None,
                 granules=set(tier.granules_mapped) if index == 0 else set(),
             )

@@ -53,6 +53,12 @@ class CudaDevice:
         major, minor = (int(self.calls("cuDeviceGetAttribute", kind, self._device)) for kind in wanted)
         return f"sm_{major}{minor}"
 
+    @property
+    def reads_host_addresses(self) -> bool:
+        """Whether registered host memory has one address, for the device and for the CPU."""
+        kind = self._api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+        return bool(self.calls("cuDeviceGetAttribute", kind, self._device))
+
     def granule_of(self, wanted_bytes: int | None) -> int:
         """The granule to use: the device's own, or what is wanted. Raises DriverError if it cannot be had."""
         if wanted_bytes is None:

@@ -91,6 +91,12 @@ class CudaDriver:
             self._has_read_only = self._try_read_only()
         return self._has_read_only
 
+    @property
+    def reads_host_addresses(self) -> bool:
+        """Whether kernels find registered host memory at the addresses that it has for the CPU."""
+        self._lifetime.expect()
+        return self._device.reads_host_addresses
+
     def memory_info(self) -> MemoryInfo:
         """What is left of the device's memory, within the capacity."""
         self._lifetime.expect()

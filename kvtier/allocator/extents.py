@@ -8,7 +8,8 @@ Units:   pages of 4096 bytes. A *place* is the page number of a slot in the slab
          stride in pages; extents and slots are counted from 0.
 
 Life of a slot:  free --take--> taken --own--> owned --give_back--> free. A slot that is taken and never owned
-(its write went wrong in a way that forbids trust) stays out of use until the store is opened again.
+(its write went wrong in a way that forbids trust) stays out of use until the store is opened again. One that the disk
+had no room for is withheld until `release`, and does not keep its extent from being empty.
 """
 
 import heapq
@@ -16,6 +17,11 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.integer]
 
 
 @dataclass(slots=True)
@@ -44,6 +50,7 @@ class ExtentAllocator:
         self._extents: dict[int, _Extent] = {}
         self._free_slots: dict[int, int] = {}  # by stride
         self._open: dict[int, dict[int, None]] = {}  # by stride: extents with a free slot, in the order they got one
+        self._withheld: dict[int, set[int]] = {}  # places by extent
         self._returned: list[int] = []  # heap of extents below _fresh that are not lent
         self._fresh = 0  # every extent from here on was never lent, or was adopted
 
@@ -118,7 +125,7 @@ class ExtentAllocator:
         for place in places:
             extent = self.extent_of(place)
             leaving[extent] = leaving.get(extent, 0) + 1
-        return [extent for extent, slots in leaving.items() if self._extents[extent].taken_slots == slots]
+        return [extent for extent, slots in leaving.items() if self._in_use(extent) == slots]
 
     # ------------------------------------------------------------ moves
 
@@ -162,16 +169,15 @@ class ExtentAllocator:
         self.slots_of_owner[owner] += 1
         self.used_pages += extent.stride_pages
 
-    def adopt(self, extent: int, stride_pages: int, slots: Sequence[int], owners: Sequence[int]) -> None:
+    def adopt(self, extent: int, stride_pages: int, slots: Sequence[int] | Ints, owners: Sequence[int] | Ints) -> None:
         """Take over an extent as an earlier process left it. `slots` is not empty and has no duplicates."""
         self._add(extent, stride_pages)
         found = self._extents[extent]
-        for slot, owner in zip(slots, owners, strict=True):
-            found.taken[slot] = 1
-            found.owners[slot] = owner
-            self.slots_of_owner[owner] += 1
-        self._count_taken(extent, len(slots))
-        self.used_pages += len(slots) * stride_pages
+        np.frombuffer(found.taken, np.uint8)[slots] = 1
+        np.frombuffer(found.owners, np.uint32)[slots] = owners
+        self.slots_of_owner.update(Counter(np.asarray(owners).tolist()))
+        self._count_taken(extent, len(owners))
+        self.used_pages += len(owners) * stride_pages
 
     def give_back(self, places: Iterable[int]) -> list[int]:
         """These slots are free again. Returns the extents that became empty and are lent no longer."""
@@ -188,10 +194,24 @@ class ExtentAllocator:
             touched[index] = touched.get(index, 0) + 1
         for index, slots in touched.items():
             self._count_taken(index, -slots)
-        emptied = [index for index in touched if not self._extents[index].taken_slots]
-        for index in emptied:
-            self._remove(index)
-        return emptied
+        return self._without_empty(touched)
+
+    @property
+    def withheld_pages(self) -> int:
+        return sum(self._extents[index].stride_pages * len(places) for index, places in self._withheld.items())
+
+    def withhold(self, places: Iterable[int]) -> list[int]:
+        """These slots are taken, and nothing can be written there for now. Returns extents as `give_back` does."""
+        touched = {self.extent_of(place): None for place in places}
+        for place in places:
+            self._withheld.setdefault(self.extent_of(place), set()).add(place)
+        return self._without_empty(touched)
+
+    def release(self) -> None:
+        """What was withheld is free again."""
+        withheld, self._withheld = self._withheld, {}
+        for places in withheld.values():
+            self.give_back(places)
 
     def check(self) -> list[str]:
         """Recount everything; an empty list means all invariants hold."""
@@ -232,7 +252,19 @@ class ExtentAllocator:
         self._free_slots[stride_pages] = self.free_slots(stride_pages) + slots
         self._open.setdefault(stride_pages, {})[index] = None
 
+    def _in_use(self, index: int) -> int:
+        """Taken slots of an extent that hold something, or are about to."""
+        return self._extents[index].taken_slots - len(self._withheld.get(index, ()))
+
+    def _without_empty(self, touched: Iterable[int]) -> list[int]:
+        """Lend those of these extents no longer in which nothing is; returns them."""
+        emptied = [index for index in touched if not self._in_use(index)]
+        for index in emptied:
+            self._remove(index)
+        return emptied
+
     def _remove(self, index: int) -> None:
+        self._withheld.pop(index, None)
         extent = self._extents.pop(index)
         self._free_slots[extent.stride_pages] -= extent.free_slots
         self._open[extent.stride_pages].pop(index, None)

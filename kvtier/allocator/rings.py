@@ -12,6 +12,9 @@ cells, which are zero, are nowhere. The sentinel of ring r is cell r, and index 
 from array import array
 from collections.abc import Container, Iterable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtier.errors import InvariantError
 
 NOWHERE = 0
@@ -84,6 +87,28 @@ class Rings:
         finally:
             following[tail] = ring
             preceding[ring] = tail
+
+    def fill(self, ring: int, indexes: NDArray[np.integer]) -> None:
+        """As `move`, many at once: indexes that are nowhere, each there once."""
+        if not len(indexes):
+            return
+        top = int(indexes.max())
+        if top >= len(self.where):
+            self._make_room(top)
+        cells = indexes.astype(np.int32) + self._first_cell
+        following, preceding = np.frombuffer(self._next, np.int32), np.frombuffer(self._prev, np.int32)
+        before = np.concatenate(([preceding[ring]], cells[:-1]))
+        following[before], preceding[cells] = cells, before
+        following[cells[-1]], preceding[ring] = ring, cells[-1]
+        np.frombuffer(self.where, np.uint8)[indexes] = ring
+        self.lens[ring] += len(indexes)
+
+    def marked(self, indexes: NDArray[np.integer], rings: Container[int]) -> NDArray[np.bool_]:
+        """Which of these are members of one of those rings."""
+        known = indexes < len(self.where)
+        wanted = np.array([ring in rings for ring in range(256)], np.bool_)
+        known[known] = wanted[np.frombuffer(self.where, np.uint8)[indexes[known]]]
+        return known
 
     def remove(self, index: int) -> None:
         """Take out a member. Raises InvariantError if it is none."""

@@ -52,6 +52,7 @@ class Frame:
     fingerprint: bytes
     key: BlockKey
     payload: memoryview
+    checksum: int
 
 
 def encode(fingerprint: bytes, key: BlockKey, payload: Payload) -> tuple[bytes, memoryview]:
@@ -102,4 +103,4 @@ def decode_first(data: Payload) -> tuple[Frame, memoryview]:
     payload = view[payload_start : payload_start + payload_bytes]
     if checksum(key, payload) != stored:
         raise CorruptBlock("a frame whose payload does not match its checksum")
-    return Frame(fingerprint, key, payload), view[payload_start + payload_bytes :]
+    return Frame(fingerprint, key, payload, stored), view[payload_start + payload_bytes :]

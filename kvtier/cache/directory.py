@@ -7,15 +7,17 @@ count what their comments say (`check()` recounts them).
 Units: handles, tier indexes (0 is the fastest), holds.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.cache.names import Names
+from kvtier.cache.stored import StoredBlocks
 from kvtier.cache.transitions import Move, State, after
 from kvtier.errors import InvariantError
-from kvtier.types import NAMESPACE_BYTES, BlockKey, StoredBlock, StoreKey
+from kvtier.types import NAMESPACE_BYTES, BlockKey, StoreKey
 
 LOOKUPS_AT_ONCE = 64  # keys looked up before the first miss among them ends the search
 NO_TIER = 255
@@ -46,21 +48,25 @@ class Directory(Names):
 
     # ------------------------------------------------------------ start
 
-    def enroll(self, tier: int, blocks: Iterable[StoredBlock]) -> list[int]:
-        """Take in READY copies of the lowest tier, each key once, while there are no other copies; their handles."""
-        if tier != self.tiers - 1 or any(self.ready):
+    def enroll(
+        self,
+        tier: int,
+        blocks: StoredBlocks,
+        handles: NDArray[np.int64],
+        ghosts: Mapping[int, tuple[StoreKey, int]] | None = None,
+    ) -> list[int]:
+        """Take in READY copies of the lowest tier before anything else is known, under these handles, and names of
+        ghosts (handle -> key, length). Returns the ghosts that got no name, for their key has one already."""
+        if tier != self.tiers - 1 or self._rows:
             raise InvariantError(f"blocks of tier {tier} are enrolled first, and only if it is the lowest")
-        admit, states, places, generations = self.admit, self._state[tier], self._place[tier], self._generation[tier]
-        published = after(State.GONE, Move.PUBLISH)
-        handles = []
-        for block in blocks:
-            handles.append(handle := admit(block.key, block.length_bytes))
-            states[handle] = published
-            places[handle] = block.place
-            generations[handle] = block.generation
-            self._top[handle] = self._bottom[handle] = tier
+        refused = self.begin(blocks.keys, blocks.lengths, handles, ghosts or {})
+        self._set(self._state[tier], handles, after(State.GONE, Move.PUBLISH))
+        self._set(self._place[tier], handles, blocks.places)
+        self._set(self._generation[tier], handles, blocks.generations)
+        self._set(self._top, handles, tier)
+        self._set(self._bottom, handles, tier)
         self.ready[tier] = self.idle[tier] = self.idle_clean[tier] = len(handles)
-        return handles
+        return refused
 
     def ghosts(self) -> int:
         """Names without a copy: what is in use and has none (an overtaken block is in use for its copies only)."""
@@ -98,10 +104,20 @@ class Directory(Names):
         found: list[int] = np.flatnonzero(np.frombuffer(self._state[tier], np.uint8, self._rows) == READY).tolist()
         return found
 
+    def places_in(self, tier: int) -> NDArray[np.uint32]:
+        """[copies, 2]: handle and place of all READY copies in this tier."""
+        handles = np.array(self.ready_in(tier), np.uint32)
+        return np.stack((handles, np.frombuffer(self._place[tier], np.uint32)[handles]), axis=1)
+
     def top(self, handle: int) -> int | None:
         """The fastest tier with a READY copy."""
         top = self._top[handle]
         return None if top == NO_TIER else top
+
+    def is_found(self, key: StoreKey) -> bool:
+        """Whether a block of this name has a READY copy in any tier."""
+        handle = self.find(key)
+        return handle is not None and self._top[handle] != NO_TIER
 
     def fastest(self, handle: int) -> int | None:
         """The fastest tier with a READY copy that is not bypassed."""

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.prefix import Prefix
@@ -94,6 +94,17 @@ class Decision:
     why: str
 
 
+class Arrival(Protocol):
+    """Copies into slots that a device has taken and may not have made yet."""
+
+    def wait(self, stream: Any, layer: int | None) -> None:
+        """Make a stream wait for them, or for those of a layer. Does not wait itself.
+
+        Raises UsageError for what is no stream, DeviceLost if they will never come.
+        """
+        ...
+
+
 class Phase(Enum):
     """Where a lease stands."""
 
@@ -110,10 +121,13 @@ class Lease:
     `decision` how much the governor wanted of what was found; if a load failed or was late, fewer are ready.
     """
 
-    __slots__ = ("decision", "lease_id", "owner", "record", "tiers", "tokens_ready")
+    __slots__ = ("_arrivals", "decision", "lease_id", "owner", "record", "tiers", "tokens_ready")
 
-    def __init__(self, record: "LeaseRecord", tokens_ready: int, tiers: dict[str, int]) -> None:
+    def __init__(
+        self, record: "LeaseRecord", tokens_ready: int, tiers: dict[str, int], arrivals: Sequence[Arrival] = ()
+    ) -> None:
         self.record = record  # for the engine only
+        self._arrivals = tuple(arrivals)
         self.lease_id = record.lease_id
         self.owner = record.owner
         self.tokens_ready = tokens_ready
@@ -123,21 +137,43 @@ class Lease:
     def slots(self, group: int = 0) -> tuple[int, ...]:
         """The slots of a group's blocks in prefix order; entry i holds tokens [i * block_tokens, ...).
 
-        Raises UsageError once the lease was released, be it by `release_owner`: they are somebody else's then.
+        Raises UsageError once the lease was released, be it by `release_owner`: they are somebody else's then; or if
+        some blocks lie in host memory and are read there (`access: uva`), see `table`.
         """
-        if self.record.phase is Phase.RELEASED:
-            raise UsageError(f"{self!r} was released: its slots belong to others; reserve anew")
+        row = self.table(group)
+        if self.record.in_place and min(row) < 0:
+            raise UsageError("some blocks have no slot on the device, they are read in host memory: use lease.table()")
+        return row
+
+    def table(self, group: int = 0) -> tuple[int, ...]:
+        """The block table of a group, as kvtier's attention kernels read it: a slot, or ~slot of one in host memory.
+
+        Raises UsageError once the lease was released.
+        """
+        self._expect_held()
         rows = self.record.slots
-        try:
-            index = operator.index(group)
-        except TypeError:
-            raise UsageError(f"group is a {type(group).__name__}; pass an integer") from None
+        index = _number("group", group)
         if not 0 <= index < len(rows):
             raise UsageError(f"the model has no group of that number; it has {len(rows)}, counted from 0")
         return tuple(rows[index])
 
-    def wait(self, stream: Any = None) -> None:
-        """Make a device stream wait for the promotion. On host memory the bytes are there already: no-op."""
+    def wait(self, stream: Any = None, layer: int | None = None) -> None:
+        """Make a device's stream wait for the restored prefix, or for one layer of it. The caller does not wait.
+
+        Needed, before any kernel reads the prefix, of a lease that was reserved with `streamed`; of any other, and on
+        host memory, the bytes are there already: no-op. stream: torch's, CuPy's, or the CUDA bindings'. Raises
+        UsageError once the lease was released, or for a layer that the model has not; DeviceLost if it never comes.
+        """
+        self._expect_held()
+        number = None if layer is None else _number("layer", layer)
+        if number is not None and number not in self.record.layers:
+            raise UsageError(f"the model has no layer {number}")
+        for arrival in self._arrivals:
+            arrival.wait(stream, number)
+
+    def _expect_held(self) -> None:
+        if self.record.phase is Phase.RELEASED:
+            raise UsageError(f"{self!r} was released: its slots belong to others; reserve anew")
 
     def __repr__(self) -> str:
         blocks = [len(slots) for slots in self.record.slots]
@@ -161,7 +197,17 @@ class LeaseRecord:
     hits: list[list[int]] = field(default_factory=list)  # handles of the leading blocks
     sources: list[Sequence[int]] = field(default_factory=list)  # tier each hit came from
     writable: set[int] = field(default_factory=set)  # slots private to this lease
+    layers: frozenset[int] = frozenset()  # of the model
+    in_place: set[int] = field(default_factory=set)  # handles whose copy in the tier below is held, and read there
+    streamed: bool = False  # what a device's stream has taken counts as there
     promised: dict[int, BlockKey] = field(default_factory=dict)  # slot -> its name, once the work on it is over
     waiting: set[int] = field(default_factory=set)  # handles whose promotion is under way
     failed: bool = False  # a load failed: the prefix ends before it
     lease: Lease | None = None
+
+
+def _number(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} is a {type(value).__name__}; pass an integer") from None

@@ -19,7 +19,10 @@ class Room:
     blocks: Callable[[int], int]  # bytes of a block -> how many more would fit
     extent: Callable[[int], int]  # place -> extent: emptied as a whole, it serves any size
     used_bytes: Callable[[], int]
-    excess_bytes: Callable[[], int]  # to be given back, for the disk has less free than it should
+    excess_bytes: Callable[[], int]  # to be given back: the disk has less free than it should, or the capacity shrank
+    capacities: Callable[[], tuple[int, int]] | None = (
+        None  # what it may take, and of that for payload, if that changes
+    )
     stride_bytes_at: Callable[[int], int] | None = None  # place -> what its block takes; None: as its length says
 
 
@@ -38,6 +41,7 @@ class Level:
     room: Room | None = None
     codings: Codings = UNCODED
     host_addressable: bool = True
+    reads_below: bool = False  # its readers read what lies in the tier below where it is
     low_watermark: float = 0.1
     high_watermark: float = 0.2
     demoting: bool = False  # between low and high watermark: hysteresis

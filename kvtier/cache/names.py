@@ -9,7 +9,11 @@ by a quarter.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.types import StoreKey
 
@@ -28,6 +32,36 @@ class Names:
         self._columns: list[tuple[array[int], int]] = []  # and what is in the bytes of a new row
         self._length = self._column("I")
         self._reused = self._column("B")
+
+    def begin(
+        self,
+        keys: Sequence[StoreKey],
+        lengths: NDArray[np.uint32],
+        handles: NDArray[np.int64],
+        ghosts: Mapping[int, tuple[StoreKey, int]],
+    ) -> list[int]:
+        """Give the first names, all at once: keys[i], of lengths[i] bytes, has handles[i], no two the same.
+
+        ghosts: more of them, by handle, with key and length. Returns those whose key has another handle, or whose
+        handle another key: they got none. Handles in between that nobody got are free.
+        """
+        self._rows = 1 + max(int(handles.max(initial=-1)), max(ghosts, default=-1))
+        self._lengthen(self._rows)
+        numbers = handles.tolist()
+        self._handles = dict(zip(keys, numbers, strict=True))
+        for handle, key in zip(numbers, keys, strict=True):
+            self._keys[handle] = key
+        self._set(self._length, handles, lengths)
+        refused = []
+        for handle, (key, length_bytes) in ghosts.items():
+            if self._keys[handle] != NO_KEY or self._handles.setdefault(key, handle) != handle:
+                refused.append(handle)
+            else:
+                self._keys[handle] = key
+                self._length[handle] = length_bytes
+        if self._rows > len(self._handles):
+            self._unused.extend(handle for handle in range(self._rows) if self._keys[handle] == NO_KEY)
+        return refused
 
     def __len__(self) -> int:
         """Names: blocks that can be found, and ghosts, of which only some policy still knows."""
@@ -88,12 +122,18 @@ class Names:
         self._columns.append((column, fill))
         return column
 
+    def _set(self, column: "array[int]", handles: NDArray[np.int64], cells: Any) -> None:
+        """Write many cells of a column, or the same into all."""
+        np.frombuffer(column, column.typecode)[handles] = cells  # no view outlives a call: the column could not grow
+
     def _new_row(self) -> int:
         row = self._rows
         if row == len(self._keys):
-            rows = max(ROWS_FIRST, row // 4)
-            self._keys.extend([NO_KEY] * rows)
-            for column, fill in self._columns:
-                column.frombytes(bytes([fill]) * (rows * column.itemsize))
+            self._lengthen(max(ROWS_FIRST, row // 4))
         self._rows += 1
         return row
+
+    def _lengthen(self, rows: int) -> None:
+        self._keys.extend([NO_KEY] * rows)
+        for column, fill in self._columns:
+            column.frombytes(bytes([fill]) * (rows * column.itemsize))

@@ -105,6 +105,15 @@ class OrderLog:
     def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:
         """As the policy's own; what was noted before does not matter any more."""
         self._policy.restore(state, renamed)
+        self._begin_anew()
+
+    def take_over(self, policy: Policy) -> None:
+        """Go on with a policy of the same kind, in place of the one that nobody has told anything yet."""
+        policy.resize(self._blocks)
+        self._policy = policy
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._calls.clear()
         self._calls_bytes = 0
         self._snapshot_due = True
@@ -134,8 +143,11 @@ class OrderLog:
         self._number = max([self._number, *(order_rows.number_of(key) + 1 for key in self._stored)])
 
     def piece(self) -> Rows:
-        """The rows for the next batch; empty if there is nothing new to say, or no room was left for it lately."""
-        if not self.changed:
+        """The rows for the next batch; empty if there is nothing new to say, or no room was left for it lately.
+
+        The first batch of a process has a snapshot in any case: what the rows in the store say is in handles of then.
+        """
+        if not self.changed and not self._snapshot_due:
             return {}
         if self._pause_pieces:
             self._pause_pieces -= 1
@@ -161,13 +173,12 @@ class OrderLog:
 
     def _snapshot_rows(self) -> Rows:
         self._snapshot_due = False
-        ready = self._directory.ready_in(self._tier)
         ghosts = [self._ghost(handle) for handle in self._policy.ghosts()]
         snapshot = Snapshot(
             self._name,
             self._blocks,
             self._policy.snapshot(),
-            {handle: self._directory.place(handle, self._tier) for handle in ready},
+            self._directory.places_in(self._tier),
             ghosts,
             self._namespaces(ghosts),
         )

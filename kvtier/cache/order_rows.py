@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import cbor2
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.blocks import plain_cbor
 from kvtier.types import GROUP_BYTES, NAMESPACE_BYTES, StoreKey
@@ -49,7 +51,7 @@ class Snapshot:
     policy: str
     blocks: int
     state: bytes
-    places: dict[int, int]  # of residents, by handle
+    places: NDArray[np.uint32]  # [residents, 2]: handle and place of each
     ghosts: Sequence[Ghost]
     namespaces: Mapping[int, bytes]  # fingerprints, by the local ids in the ghosts' keys
 
@@ -76,12 +78,11 @@ def unsealed(key: bytes, row: bytes | None) -> Any:
 
 def encode_snapshot(number: int, snapshot: Snapshot) -> dict[bytes, bytes]:
     """The head and the chunks of a snapshot."""
-    flat = [cell for pair in snapshot.places.items() for cell in pair]
     content = {
         "policy": snapshot.policy,
         "blocks": snapshot.blocks,
         "state": snapshot.state,
-        "places": struct.pack(f"<{len(flat)}I", *flat),
+        "places": snapshot.places.astype("<u4").tobytes(),
         "ghosts": pack_ghosts(snapshot.ghosts),
         "namespaces": dict(snapshot.namespaces),
     }
@@ -108,12 +109,12 @@ def decode_snapshot(rows: Mapping[bytes, bytes]) -> tuple[int, Snapshot]:
         if zlib.crc32(body) != head["crc"]:
             raise ValueError("the snapshot does not match its check")
         content = plain_cbor.loads(body)
-        cells = struct.unpack(f"<{len(content['places']) // 4}I", content["places"])
+        places = np.frombuffer(content["places"], "<u4").astype(np.uint32).reshape(-1, 2)
         return number, Snapshot(
             content["policy"],
             content["blocks"],
             content["state"],
-            dict(zip(cells[::2], cells[1::2], strict=True)),
+            places,
             unpack_ghosts(content["ghosts"]),
             content["namespaces"],
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvtier.blocks.coding import LOSSY, NONE, Coding, Codings
 from kvtier.blocks.spec import DTYPES
-from kvtier.config.schema import LmdbTierConfig, TierConfig
+from kvtier.config.schema import GpuTierConfig, LmdbTierConfig, TierConfig
 from kvtier.errors import ConfigError
 from kvtier.types import GroupSpec, ModelSpec
 
@@ -52,6 +52,9 @@ def check_codecs(tiers: Sequence[TierConfig], identity: str | None, problems: li
         if above in LOSSY and codec != above:
             problem = f"{codec} below tiers[{index - 1}], whose blocks come down as {above} and stay so"
             problems.append(ConfigError(f"tiers[{index}].codec", problem, f"Leave it out, or write {above}."))
+    if len(tiers) > 1 and isinstance(tiers[0], GpuTierConfig) and tiers[0].access == "uva" and codecs[1] != NONE:
+        problem = f"{codecs[1]}, and kernels read this tier in place (tiers[0].access)"
+        problems.append(ConfigError("tiers[1].codec", problem, "Leave it out, put it on the lmdb tier, or copy."))
     follows = identity_of(tiers)
     if identity is not None and identity != follows:
         index = next((at for at, codec in enumerate(codecs) if codec == follows), 0)

@@ -67,6 +67,7 @@ def _load(sources: Sources, environ: Mapping[str, str]) -> Config:
         rules.check_sizes(model, tiers, limits, problems)
     if model:
         rules.check_sequence_views(model, tiers, problems)
+        rules.check_access(model, tiers, problems)
     if model and prefetch:
         rules.check_prefetch(model, tiers, prefetch, problems)
     if problems or not (section and model and prefetch and limits):

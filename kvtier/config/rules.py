@@ -90,6 +90,19 @@ def check_range(index: int, tier: TierConfig, problems: list[ConfigError]) -> No
         problems.append(ConfigError(f"tiers[{index}].capacity_max", problem, f"Use at least {needs}, or leave it out."))
 
 
+def check_access(model: ModelSpec, tiers: Sequence[TierConfig], problems: list[ConfigError]) -> None:
+    """Refuse reading in place where there is nothing to read, or no kernel of ours that would."""
+    if not any(isinstance(tier, GpuTierConfig) and tier.access == "uva" for tier in tiers):
+        return
+    unread = [group for group in model.groups if group.kind != "full" or group.dtype.startswith("float8")]
+    if len(tiers) < 2 or not isinstance(tiers[1], HostTierConfig):
+        problem, remedy = "uva reads host memory in place, and no host tier lies below", "Add one, or use copy."
+        problems.append(ConfigError("tiers[0].access", problem, remedy))
+    elif unread:
+        problem = f"uva is for kvtier's kernels, and none reads {unread[0].kind} groups of {unread[0].dtype}"
+        problems.append(ConfigError("tiers[0].access", problem, "Use copy."))
+
+
 def check_watermarks(index: int, tier: TierConfig, problems: list[ConfigError]) -> None:
     low, high = tier.low_watermark, tier.high_watermark
     if not 0 <= low < high < 1:

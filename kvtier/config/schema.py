@@ -110,6 +110,7 @@ class GpuTierConfig(_Tier):
 
     capacity_max: the addresses reserved, up to which `resize` can grow the tier; by default its capacity.
     sequence_views: slots can be shown one behind the other; for layout token_major.
+    access: `copy` brings what is hit into the slots; `uva` leaves it in host memory, where kvtier's kernels read it.
     """
 
     type: Literal["gpu"] = Field(default="gpu", examples=["gpu"])
@@ -122,6 +123,7 @@ class GpuTierConfig(_Tier):
     codec: Annotated[str, one_of("codec", [NONE], dict.fromkeys(CODECS[1:], RAW_ONLY))] = Field(
         default=NONE, examples=["none"]
     )
+    access: Annotated[str, one_of("access", ["copy", "uva"])] = Field(default="copy", examples=["copy"])
 
 
 class HostTierConfig(_Tier):
@@ -146,9 +148,7 @@ class LmdbTierConfig(_Tier):
     durability: Annotated[str, one_of("durability", ["none", "batch", "strict"])] = Field(
         default="batch", examples=["batch"]
     )
-    payload: Annotated[str, one_of("payload", ["slab"], not_yet("inline", use="slab"))] = Field(
-        default="slab", examples=["slab"]
-    )
+    payload: Annotated[str, one_of("payload", ["slab", "inline"])] = Field(default="slab", examples=["slab"])
     verify: Flag = Field(default=True, examples=["true"])
     codec: Annotated[str, one_of("codec", CODECS)] = Field(default=NONE, examples=["exp4"])
 

@@ -30,6 +30,7 @@ from kvtier.notices import say_once
 from kvtier.policies import POLICIES
 from kvtier.tiers.base import (
     SupportsArray,
+    SupportsCapacity,
     SupportsCoding,
     SupportsPinning,
     SupportsRemap,
@@ -69,7 +70,8 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             undo.callback(tier.close)
             tiers.append(tier)
         recoding = recoding_for(tiers, codings, length_bytes_max)
-        pin_below(tiers, undo, [] if recoding is None else recoding.memories())
+        scratch = [] if recoding is None else recoding.memories()
+        pin_below(tiers, undo, scratch, in_place=reads_in_place(config.tiers[0]))
         levels = []
         for index, (tier_config, tier, coded) in enumerate(zip(config.tiers, tiers, codings, strict=True), start=first):
             try:
@@ -121,14 +123,24 @@ def recoding_for(tiers: Sequence[Tier], codings: Sequence[Codings], length_bytes
     return None
 
 
-def pin_below(tiers: Sequence[Tier], undo: ExitStack, others: Sequence[tuple[int, int]] = ()) -> None:
-    """Let the device read the memory below it directly. Raises ConfigError if it has none to copy to and from.
+def reads_in_place(config: TierConfig) -> bool:
+    """Whether the readers of a tier read what lies in the tier below where it is."""
+    return isinstance(config, GpuTierConfig) and config.access == "uva"
+
+
+def pin_below(
+    tiers: Sequence[Tier], undo: ExitStack, others: Sequence[tuple[int, int]] = (), *, in_place: bool = False
+) -> None:
+    """Let the device read the memory below it directly. Raises ConfigError if it has none to copy to and from, or if
+    kernels are to read it `in_place` and cannot.
 
     others: address and length of memory besides that blocks pass through.
     """
     top = tiers[0]
     if not isinstance(top, SupportsPinning):
         return
+    if in_place and not top.reads_host_addresses():
+        raise ConfigError("tiers[0].access", "the device does not read host memory by its own addresses", "Use copy.")
     if len(tiers) > 1 and not isinstance(tiers[1], SupportsSlots):
         raise ConfigError("tiers[1].type", "a disk cannot be read into a device", "Put a host tier between them.")
     undo.callback(top.unpin)
@@ -138,6 +150,9 @@ def pin_below(tiers: Sequence[Tier], undo: ExitStack, others: Sequence[tuple[int
         try:
             top.pin(address, length_bytes)
         except DriverError as error:
+            if in_place:
+                problem = f"the device cannot read {name} in place: {error}"
+                raise ConfigError("tiers[0].access", problem, "Use copy.") from error
             say_once(log, name, "pin", f"pin: {error}; the device copies more slowly then")
 
 
@@ -212,6 +227,7 @@ def open_tier(
             durability=config.durability,
             verify=config.verify,
             codings=codings,
+            payload=config.payload,
         )
     assert_never(config)
 
@@ -219,12 +235,7 @@ def open_tier(
 def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec], codings: Codings = UNCODED) -> Level:
     """The deciding code's view of an opened tier for blocks of these groups."""
     traits = tier.traits
-    strides = tier.stride_bytes_at if isinstance(tier, SupportsStrides) else None
-    room = (
-        Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes, strides)
-        if isinstance(tier, SupportsScan)
-        else None
-    )
+    room = _room_of(tier) if isinstance(tier, SupportsScan) else None
     pool = None if room else SlotPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
     geometry, granules = (
         (tier.geometry, tier.granules_mapped) if isinstance(tier, SupportsRemap) else (None, frozenset())
@@ -247,8 +258,17 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec], codings
         room=room,
         codings=codings,
         host_addressable=traits.host_addressable,
+        reads_below=reads_in_place(config),
         geometry=geometry,
         granules=set(granules),
         low_watermark=config.low_watermark,
         high_watermark=config.high_watermark,
     )
+
+
+def _room_of(tier: Any) -> Room:
+    """Of a tier that SupportsScan."""
+    changes = isinstance(tier, SupportsCapacity)
+    capacities = (lambda: (tier.capacity_bytes, tier.traits.capacity_bytes)) if changes else None
+    strides = tier.stride_bytes_at if isinstance(tier, SupportsStrides) else None
+    return Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes, capacities, strides)

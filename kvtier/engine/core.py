@@ -16,11 +16,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvtier.blocks.hashing import Keys
+from kvtier.blocks.layer_parts import layer_parts
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
 from kvtier.cache.adoption import adopt
-from kvtier.cache.leases import Found, Lease, Match, NoRoom, Phase
+from kvtier.cache.leases import Arrival, Found, Lease, Match, NoRoom, Phase
 from kvtier.cache.level import Level
+from kvtier.cache.pins import pin, unpin
 from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.engine import arguments
@@ -70,10 +72,11 @@ class Core:
         self.residency = Residency(levels, self.counters, namespaces)
         self._directory = self.residency.directory
         self._sidecars = Sidecars(self.residency, rates := Rates(), epoch_ms)
-        self.planner = Planner(self.residency, self._sidecars, rates, queue_bytes)
+        specs = block_specs(model)
+        self.planner = Planner(self.residency, self._sidecars, rates, queue_bytes, layer_parts(specs))
         self._prefetch = Prefetch(self.residency, self.planner.promotions, prefetch_budget, lookahead_requests)
         self._prefill = PrefillSpeed(prefill_tokens_per_s)
-        specs, promotions = block_specs(model), self.planner.promotions
+        promotions = self.planner.promotions
         governor = Governor(self.residency, promotions, rates, self._prefill, specs, self._sizes, governed)
         self._leases = Reservations(self.residency, self.planner, governor, specs, self._sizes)
         self._matches: dict[int, Match] = {}
@@ -104,7 +107,8 @@ class Core:
         match = self.blank_match(keys, owner, tokens_max)
         match.expires_at_s = expires_at_s
         self._look(match)
-        self._count_lookup(keys, tokens_max, match)
+        asked = keys.tokens if tokens_max is None else min(tokens_max, keys.tokens)
+        self.counters.looked_up(asked, [match.tiers[name] for name in self._names])
         return match
 
     def blank_match(self, keys: Keys, owner: str, tokens_max: int | None) -> Match:
@@ -121,11 +125,8 @@ class Core:
     def missing(self, keys: Keys) -> tuple[BlockKey, ...]:
         """The keys that have no copy in any tier."""
         self._check_keys(keys)
-        return tuple(key for group in keys.groups for key in group if not self._is_known(key))
-
-    def _is_known(self, key: BlockKey) -> bool:
-        handle = self._directory.find(store_key(self._namespace, key))
-        return handle is not None and self._directory.top(handle) is not None
+        found, namespace = self._directory.is_found, self._namespace
+        return tuple(key for group in keys.groups for key in group if not found(store_key(namespace, key)))
 
     def prefetch(self, keys: Keys, now_s: float) -> None:
         """Announce a request: what of it lies only on disk comes into memory, within the budget. Never waits."""
@@ -134,18 +135,22 @@ class Core:
 
     # ------------------------------------------------------------ placed
 
-    def submit_reserve(self, match: Match, blocks_total: int, deadline_s: float, now_s: float) -> int:
-        """Ask for slots; the answer (`Lease` or `NoRoom`) comes from `poll` under the ticket."""
+    def submit_reserve(
+        self, match: Match, blocks_total: int, deadline_s: float, now_s: float, *, streamed: bool = False
+    ) -> int:
+        """Ask for slots; the answer (`Lease` or `NoRoom`) comes from `poll` under the ticket.
+
+        streamed: do not wait for what a device's stream has taken; the lease is told what to wait for.
+        """
         self._expect_ours(match, match.home)
         if blocks_total < 1:
             raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
         self.counters.add("reserves")
         if not match.pins or match.namespace != self._namespace:
-            # Expired, consumed, released or of other weights: nothing of it holds any more. What others have committed
-            # meanwhile may be more than there are slots for.
+            # Expired, consumed, released or of other weights. What others have committed since may be more than fits.
             self._look(match, blocks_total * self._sizes[0])
         ticket = self.new_id()
-        self._leases.begin(ticket, match, blocks_total, deadline_s, now_s)
+        self._leases.begin(ticket, match, blocks_total, deadline_s, now_s, streamed=streamed)
         self._prefetch.used([h for handles in match.prefix.handles for h in handles])
         return ticket
 
@@ -206,7 +211,7 @@ class Core:
     def release_match(self, match: Match) -> None:
         """Let go of a match's pins. Idempotent."""
         self._expect_ours(match, match.home)
-        self._leases.unpin(match)
+        unpin(self.residency, match)
         self._matches.pop(match.match_id, None)
 
     def _expect_ours(self, held: Match | Lease, home: object) -> None:
@@ -265,7 +270,12 @@ class Core:
         self.planner.watch(now_s)
         self._give_up_on_tiers()
         self._prefetch.advance(now_s)
+        self._leases.resolved(self.planner.promotions.end_lost())
         return self._memory.plan(now_s)
+
+    def enqueued(self, batch_id: int, arrival: Arrival) -> None:
+        """A stream of the top tier has taken a batch, whose acknowledgement follows: `arrival` is to be waited for."""
+        self._leases.enqueued(self.planner.enqueued(batch_id, arrival))
 
     def apply(self, done: BatchDone, now_s: float) -> None:
         """Take a batch's terminal acknowledgement."""
@@ -324,7 +334,7 @@ class Core:
     @property
     def busy(self) -> bool:
         """Transfers are under way or wait for their turn."""
-        return bool(len(self.planner.flight) or self.planner.promotions.waiting)
+        return len(self.planner.flight) > 0 or self.planner.promotions.waiting > 0
 
     # ------------------------------------------------------------ asked
 
@@ -365,14 +375,14 @@ class Core:
 
     def _look(self, match: Match, tokens_max: int | None = None) -> None:
         """Find and pin, under the weights of now, what a match asks for, at most so much."""
-        self._leases.unpin(match)
+        unpin(self.residency, match)
         match.namespace = self._namespace
         limits = [limit for limit in (match.tokens_max, tokens_max) if limit is not None]
         prefix = longest_prefix(self._directory, self._namespace, match.keys, min(limits, default=None))
         match.prefix = prefix
         match.tokens = prefix.tokens
         match.tiers = self._tiers(prefix)
-        self._leases.pin(match)
+        pin(self.residency, match)
         self._matches[match.match_id] = match
 
     def _check_keys(self, keys: Keys) -> None:
@@ -381,16 +391,6 @@ class Core:
 
     def _tiers(self, prefix: Prefix) -> dict[str, int]:
         return tokens_by_tier(prefix.tiers, self._sizes, prefix.tokens, self._names)
-
-    def _count_lookup(self, keys: Keys, tokens_max: int | None, match: Match) -> None:
-        asked = keys.tokens if tokens_max is None else min(tokens_max, keys.tokens)
-        self.counters.add("lookups")
-        self.counters.add("lookup_tokens", asked)
-        self.counters.add("hit_tokens", match.tokens)
-        for tier, name in enumerate(self._names):
-            self.counters.add_tier(tier, "query_tokens", asked)
-            self.counters.add_tier(tier, "hit_tokens", match.tiers[name])
-            asked -= match.tiers[name]
 
     def new_id(self) -> int:
         """A number for a match, a ticket or a lease that no other has."""

@@ -10,12 +10,13 @@ Units: seconds of the clock that was given.
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from kvtier.cache.leases import Arrival
 from kvtier.clock import Clock
 from kvtier.engine.answers import Answer
 from kvtier.engine.core import Core
@@ -63,7 +64,7 @@ class Engine:
         self.turns = 0  # how often the thread has planned
         self.unsaved_blocks = 0  # once closed: what a persistent tier should have and has not
         self._gate = threading.Lock()
-        self._executor = Executor(tiers, self._report, recoding)
+        self._executor = Executor(tiers, self._report, self._enqueued, recoding)
         self._thread = threading.Thread(target=self._run, name="kvtier-engine", daemon=True)
         self._thread.start()
 
@@ -182,6 +183,11 @@ class Engine:
             self._thread.join()
 
     @property
+    def tiers(self) -> Sequence[Tier]:
+        """Fastest first."""
+        return self._tiers
+
+    @property
     def closed(self) -> bool:
         return self._closing
 
@@ -239,6 +245,10 @@ class Engine:
                 self._unclaimed.append((ticket, answer))
             else:
                 waiter(answer)
+
+    def _enqueued(self, batch_id: int, arrival: Arrival) -> None:
+        """Called by worker threads, before the batch is reported."""
+        self._inbox.put(lambda: self._core.enqueued(batch_id, arrival))
 
     def _report(self, done: BatchDone) -> None:
         """Called by worker threads."""

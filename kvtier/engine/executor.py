@@ -11,12 +11,22 @@ Units: bytes. Owns its threads; does not own the tiers.
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 from kvtier.blocks.coding import NONE
+from kvtier.cache.leases import Arrival
 from kvtier.engine.recoding import Recoding
 from kvtier.errors import DeviceLost, KvtierError
-from kvtier.tiers.base import SupportsDrop, SupportsFences, SupportsRemap, SupportsSlots, Tier
+from kvtier.tiers.base import (
+    SupportsCapacity,
+    SupportsDrop,
+    SupportsFences,
+    SupportsRemap,
+    SupportsSlots,
+    SupportsStreaming,
+    Tier,
+)
 from kvtier.types import BatchDone, Outcome, ReadItem, Status, Transfer, TransferBatch, WriteBatch, WriteItem
 
 PLACES, GENERATIONS = 1 << 32, 1 << 64  # as the directory's columns are wide
@@ -25,14 +35,22 @@ log = logging.getLogger("kvtier")
 
 
 class Executor:
-    """Runs batches over `tiers` (fastest first) and calls `report` from a worker thread with each one's outcome."""
+    """Runs batches over `tiers` (fastest first) and calls `report` from a worker thread with each one's outcome.
+
+    `enqueued` hears before that, with its number and what to wait for, of a streamed batch that a device has taken.
+    """
 
     def __init__(
-        self, tiers: Sequence[Tier], report: Callable[[BatchDone], None], recoding: Recoding | None = None
+        self,
+        tiers: Sequence[Tier],
+        report: Callable[[BatchDone], None],
+        enqueued: Callable[[int, Arrival], None] | None = None,
+        recoding: Recoding | None = None,
     ) -> None:
         """recoding: for memory tiers whose codecs differ."""
         self._tiers = tiers
         self._report = report
+        self._enqueued = enqueued
         self._recoding = recoding
         self._threads: dict[tuple[int, str], ThreadPoolExecutor] = {}
         self._fences = ThreadPoolExecutor(1, "kvtier-fences")  # starts its thread when there is a fence
@@ -74,7 +92,8 @@ class Executor:
         then(lost)
 
     def _run(self, batch: TransferBatch) -> None:
-        self._report(carry_out(self._tiers, batch, self._recoding))
+        enqueued = partial(self._enqueued, batch.batch_id) if self._enqueued else None
+        self._report(carry_out(self._tiers, batch, enqueued, self._recoding))
 
 
 def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
@@ -87,10 +106,18 @@ def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
     return target, "write"
 
 
-def carry_out(tiers: Sequence[Tier], batch: TransferBatch, recoding: Recoding | None = None) -> BatchDone:
-    """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing."""
+def carry_out(
+    tiers: Sequence[Tier],
+    batch: TransferBatch,
+    enqueued: Callable[[Arrival], None] | None = None,
+    recoding: Recoding | None = None,
+) -> BatchDone:
+    """Execute a batch and say how each item ended. Blocks for the I/O; raises nothing.
+
+    enqueued: called meanwhile, once or never, when nothing but the loss of the device keeps a streamed batch away.
+    """
     try:
-        outcomes = credible(_outcomes(tiers, batch, recoding), batch.outcomes)
+        outcomes = credible(_outcomes(tiers, batch, enqueued, recoding), batch.outcomes)
     except DeviceLost as error:
         log.error("batch %d from tier %d to %d: %s", batch.batch_id, batch.source, batch.target, error)
         outcomes = [Outcome(Status.DEVICE_LOST, detail=repr(error))] * batch.outcomes
@@ -121,12 +148,20 @@ def _credible(outcome: object) -> Outcome:
     return Outcome(Status.FAILED, detail=f"the tier answered {outcome!r:.200}")
 
 
-def _outcomes(tiers: Sequence[Tier], batch: TransferBatch, recoding: Recoding | None) -> list[Outcome]:
+def _outcomes(
+    tiers: Sequence[Tier],
+    batch: TransferBatch,
+    enqueued: Callable[[Arrival], None] | None,
+    recoding: Recoding | None,
+) -> list[Outcome]:
     worker, direction = lane_of(tiers, batch)
     tier = tiers[worker]
     if batch.remap is not None:
         assert isinstance(tier, SupportsRemap)
         return [tier.remap(batch.remap)]
+    if batch.capacity_bytes is not None:
+        assert isinstance(tier, SupportsCapacity)
+        return [tier.change_capacity(batch.capacity_bytes)]
     if batch.drop is not None:
         assert isinstance(tier, SupportsDrop)
         return [tier.drop(batch.drop)]
@@ -151,7 +186,10 @@ def _outcomes(tiers: Sequence[Tier], batch: TransferBatch, recoding: Recoding | 
         WriteItem(t.key, length, slots.slot(t.source_place), t.target_place, codec)
         for t, length in zip(batch.transfers, lengths, strict=True)
     ]
-    return tier.write(WriteBatch(items, batch.evict, batch.sidecar))
+    written = WriteBatch(items, batch.evict, batch.sidecar)
+    if batch.parts and enqueued is not None and codec == NONE and isinstance(tier, SupportsStreaming):
+        return tier.write_streamed(written, batch.parts, enqueued)
+    return tier.write(written)
 
 
 def _coded_bytes(recoding: Recoding | None, transfer: Transfer) -> int:

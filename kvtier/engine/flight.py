@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvtier.cache.residency import Leaving, Residency
 from kvtier.engine.rates import Lane, Rates
 from kvtier.engine.sidecar import Sidecars
-from kvtier.types import BatchDone, EvictItem, Remap, Transfer, TransferBatch
+from kvtier.types import BatchDone, EvictItem, LayerPart, Remap, Transfer, TransferBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,13 @@ class Flight:
     def __len__(self) -> int:
         return len(self._underway)
 
-    def depart(self, lane: Lane, handles: Sequence[int], leaving: Sequence[Leaving] = ()) -> TransferBatch:
+    def depart(
+        self,
+        lane: Lane,
+        handles: Sequence[int],
+        leaving: Sequence[Leaving] = (),
+        parts: tuple[LayerPart, ...] = (),
+    ) -> TransferBatch:
         """Make a batch of copies that are placed and held already; the target's sidecar goes along."""
         source, target = lane
         batch = TransferBatch(
@@ -57,6 +63,7 @@ class Flight:
             tuple(self._transfer(handle, source, target) for handle in handles),
             tuple(self._eviction(copy.handle, target) for copy in leaving),
             sidecar=self._sidecars.rows(target),
+            parts=parts,
         )
         return self._enter(Underway(batch, tuple(leaving), self.now_s))
 
@@ -74,6 +81,11 @@ class Flight:
         batch = TransferBatch(self._number(), tier, tier, (), remap=remap)
         return self._enter(Underway(batch, (), self.now_s))
 
+    def depart_capacity(self, tier: int, capacity_bytes: int) -> TransferBatch:
+        """Make the batch that lets a persistent tier take so much of its disk."""
+        batch = TransferBatch(self._number(), tier, tier, (), capacity_bytes=capacity_bytes)
+        return self._enter(Underway(batch, (), self.now_s))
+
     def arrive(self, done: BatchDone) -> Underway | None:
         """Take an acknowledged batch out; None if it is not (or no longer) known."""
         underway = self._underway.pop(done.batch_id, None)
@@ -88,6 +100,11 @@ class Flight:
                 well = any(outcome.done for outcome in done.outcomes[: len(underway.batch.transfers)])
                 self.rates.arrived(lane, underway.bytes, self.now_s, done=well)
         return underway
+
+    def handles_of(self, batch_id: int) -> tuple[int, ...]:
+        """The blocks of a batch under way."""
+        underway = self._underway.get(batch_id)
+        return tuple(transfer.handle for transfer in underway.batch.transfers) if underway else ()
 
     def moving(self, tier: int) -> set[int]:
         """Blocks whose copy in this tier is read or written by a batch under way."""

@@ -23,7 +23,7 @@ from kvtier.clock import Clock, MonotonicClock
 from kvtier.engine.moves import Move
 from kvtier.errors import DeviceLost, KvtierError, UsageError
 from kvtier.kernels.launch_device import Images
-from kvtier.tiers.fences import event_key
+from kvtier.tiers.fences import event_key, stream_key
 from kvtier.tiers.foreign.cache import ForeignCache
 from kvtier.tiers.foreign.calibration import WAYS, Choice
 from kvtier.tiers.foreign.copies import ForeignCopies
@@ -284,18 +284,3 @@ def expect_within(what: str, numbers: Numbers, count: int, *, distinct: bool) ->
     if distinct and len(np.unique(numbers)) != len(numbers):
         once, times = np.unique(numbers, return_counts=True)
         raise UsageError(f"{what} {once[times > 1][0]} is written {times.max()} times in one move")
-
-
-def stream_key(stream: Any) -> int:
-    """The CUstream of a stream object, as an integer: of torch (`cuda_stream`), CuPy (`ptr`), the bindings, kvtier."""
-    for name in ("cuda_stream", "ptr", "key"):
-        key = getattr(stream, name, None)
-        if isinstance(key, int):
-            return key
-    try:
-        key = None if isinstance(stream, bool | str | bytes | float) else int(stream)
-    except Exception:  # noqa: BLE001  it is the value's own code that runs
-        key = None
-    if key is None:
-        raise UsageError(f"stream is {stream!r:.80}; pass a stream of torch, CuPy or the CUDA bindings")
-    return key

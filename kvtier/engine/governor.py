@@ -8,7 +8,7 @@ computing (`PrefillSpeed`). A prefix is taken whole, up to a cut, or not at all:
                                 ^ where (time to compute all before it) - (time to load it) is largest,
                                   of the places that are reached before the deadline
 
-Always: what lies in the top tier costs nothing; what somebody else brings already costs only the wait for it. As long
+Always: what lies where it is read costs nothing; what somebody else brings already costs only the wait for it. As long
 as one of the two speeds is not known everything is loaded, within the deadline. A tier that was declined on an old
 measurement is measured again, by bringing up one block for nobody, so that it can become worth it again.
 Units: tokens, bytes, seconds.
@@ -30,7 +30,6 @@ from kvtier.engine.rates import Lane, Rates
 MARGIN = 1.1  # estimates err: a load that would just be worth it may be none
 REMEASURE_S = 10.0
 MEMORY_S_PER_BYTE = 1 / 2e9  # between two memory tiers, until it is measured
-TOP = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,7 @@ class Governor:
         self._rates = rates
         self._prefill = prefill
         self._governed = governed
+        self._goal = promotions.goal  # from here on nothing needs to be loaded
         self._sizes = tuple(sizes)
         self._step = lcm(*sizes)
         self._step_bytes = sum(spec.block_bytes * (self._step // size) for spec, size in zip(specs, sizes, strict=True))
@@ -70,7 +70,7 @@ class Governor:
     ) -> Decision:
         """How many tokens of the blocks `hits`, whose fastest copies lie in tiers `sources`, to bring up."""
         found = min(len(row) * size for row, size in zip(hits, self._sizes, strict=True)) // self._step * self._step
-        if not any(map(any, sources)):
+        if not any(tier > self._goal for row in sources for tier in row):
             return Decision(found, found, 0.0, self.prefill_s(found), "resident")
         if not self._governed or not self._prefill.known:
             return Decision(found, found, None, self.prefill_s(found), "unmeasured" if self._governed else "off")
@@ -109,7 +109,7 @@ class Governor:
         loading: dict[Lane, int] = {}  # bytes of the prefix so far, by lane
         for run in runs:
             count = run.steps
-            if run.tier != TOP:
+            if run.tier > self._goal:
                 self._add(loading, run)
                 whole_s = self._load_s(loading, now_s)
                 if whole_s is None:
@@ -133,7 +133,7 @@ class Governor:
         """Until the whole prefix has come up; None if nobody knows."""
         loading: dict[Lane, int] = {}
         for run in runs:
-            if run.tier != TOP:
+            if run.tier > self._goal:
                 self._add(loading, run)
         return self._load_s(loading, now_s)
 
@@ -177,7 +177,7 @@ class Governor:
     def _ways_of(self, handles: Sequence[int], tiers: Sequence[int]) -> list[tuple[int, bool]]:
         state = self._directory.state
         return [
-            (tier, tier != TOP and state(handle, TOP) is State.FILLING)
+            (tier, tier > self._goal and state(handle, self._goal) is State.FILLING)
             for handle, tier in zip(handles, tiers, strict=True)
         ]
 

@@ -20,6 +20,8 @@ def pages_of(gpu: GpuTierConfig, length_bytes_max: int) -> ArenaTier:
         raise ConfigError(
             "tiers[0].sequence_views", "a manager's pages are read through its block tables", "Leave it out"
         )
+    if gpu.access != "copy":
+        raise ConfigError("tiers[0].access", "a manager's pages hold all that a request reads", "Use copy.")
     fixed = gpu.model_copy(update={"capacity_max_bytes": gpu.capacity_bytes})
     pages = open_at(0, fixed, NamespaceTable(), length_bytes_max)
     assert isinstance(pages, ArenaTier)

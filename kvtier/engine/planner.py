@@ -9,9 +9,11 @@ Units: handles, seconds of the engine's clock. Nothing here waits; the executor 
 
 from collections import deque
 
+from kvtier.cache.leases import Arrival
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.breaker import Breakers
+from kvtier.engine.capacities import Capacities
 from kvtier.engine.demotion import STARVED_S, Demotions
 from kvtier.engine.flight import Flight, Underway
 from kvtier.engine.pressure import DiskPressure
@@ -22,7 +24,7 @@ from kvtier.engine.sidecar import Sidecars
 from kvtier.engine.sleeping import Sleep
 from kvtier.errors import InvariantError
 from kvtier.events import Reason
-from kvtier.types import NAMESPACE_BYTES, BatchDone, Outcome, Remap, Status, Transfer, TransferBatch
+from kvtier.types import NAMESPACE_BYTES, BatchDone, LayerPart, Outcome, Remap, Status, Transfer, TransferBatch
 
 BLAME = {Status.CORRUPT: Reason.CONDEMNED, Status.MISSING: Reason.LOST, Status.FAILED: Reason.LOST}
 READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
@@ -31,17 +33,26 @@ READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
 class Planner:
     """Plans transfers over a residency and settles their outcomes."""
 
-    def __init__(self, residency: Residency, sidecars: Sidecars, rates: Rates, queue_bytes: int) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        sidecars: Sidecars,
+        rates: Rates,
+        queue_bytes: int,
+        parts: tuple[LayerPart, ...] = (),
+    ) -> None:
+        """`parts`: how streamed blocks are copied into the top tier."""
         self.residency = self._residency = residency
         self._directory = residency.directory
         self._sidecars = sidecars
         self.flight = Flight(residency, sidecars, rates)
-        self.promotions = Promotions(residency, self.flight)
+        self.promotions = Promotions(residency, self.flight, parts)
         self.breakers = Breakers(residency, self.flight, self.promotions)
         self.demotions = Demotions(residency, self.flight, queue_bytes)
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
         self.sleep = Sleep(residency, self.flight, self.promotions, self.demotions, self.resizes)
+        self.capacities = Capacities(residency, self.flight, self.resizes.ended)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
         self._drops_failed: set[int] = set()
@@ -62,6 +73,7 @@ class Planner:
         batches = self.promotions.batches()
         while self._drops:
             batches += self._drop_batches(*self._drops.popleft())
+        batches += self.capacities.batches()
         batches += self._pressure.batches(now_s)
         batches += self.resizes.batches()
         self.sleep.plan()
@@ -123,6 +135,10 @@ class Planner:
 
     # ------------------------------------------------------------ apply
 
+    def enqueued(self, batch_id: int, arrival: Arrival) -> list[int]:
+        """A stream has taken a batch into the top tier. Returns its blocks that somebody may wait for."""
+        return self.promotions.enqueued(self.flight.handles_of(batch_id), arrival)
+
     def apply(self, done: BatchDone, now_s: float) -> list[int]:
         """Settle a batch. Returns the handles whose way to the top tier ended, well or not."""
         self.flight.now_s = now_s
@@ -134,6 +150,9 @@ class Planner:
         done = self._about_devices(batch, done)
         if len(done.outcomes) != batch.outcomes:
             raise InvariantError(f"batch {done.batch_id}: {len(done.outcomes)} outcomes for {batch.outcomes} items")
+        if batch.capacity_bytes is not None:
+            self.capacities.settled(batch, done.outcomes[0])
+            return []
         if batch.remap is not None:
             self._remapped(batch.target, batch.remap, done.outcomes[0])
             return []
@@ -141,6 +160,7 @@ class Planner:
         if batch.sidecar:
             self._sidecars.settled(batch.target, dict(batch.sidecar), left[-1])
             left = left[:-1]
+        broken = any(self._is_broken(*end) for end in zip(batch.transfers, moved, strict=True))
         self._left(underway, left, now_s)
         resolved: list[int] = []
         for transfer, outcome in zip(batch.transfers, moved, strict=True):
@@ -150,7 +170,7 @@ class Planner:
         elif batch.target < batch.source:
             failed = {Status.FAILED} == {outcome.status for outcome in moved}
             self.breakers.ended(batch.source, underway.since_s, now_s, failed=failed)
-        if any(outcome.status is Status.DEVICE_LOST for outcome in done.outcomes):
+        if broken or any(outcome.status is Status.DEVICE_LOST for outcome in done.outcomes):
             self.devices_lost.append(min(batch.source, batch.target))
         return resolved
 
@@ -162,6 +182,10 @@ class Planner:
         else:
             self.resizes.settled(tier, remap, outcome)
             self.sleep.mapped()
+
+    def _is_broken(self, transfer: Transfer, outcome: Outcome) -> bool:
+        """Whether a copy failed after a lease was told that it comes: only a device that is lost does that."""
+        return not outcome.done and self.promotions.arrival(transfer.handle) is not None
 
     def _about_devices(self, batch: TransferBatch, done: BatchDone) -> BatchDone:
         """What a disk says of a lost device is a failure of its own: it knows of none."""
@@ -216,7 +240,7 @@ class Planner:
         """After a hop up: the next one, or the end of the promotion (whose own hold `_moved` lets go at the top)."""
         if not self.promotions.arrived(handle, target):
             return []
-        if target != 0:  # it ended on the way
+        if target != self.promotions.goal:  # it ended on the way
             if self._directory.state(handle, 0) is State.FILLING:
                 self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
             self._residency.unhold([handle], 0)

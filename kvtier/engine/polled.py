@@ -29,6 +29,7 @@ class Reserve:
     match: Match
     blocks_total: int
     load_deadline_s: float = 0.5  # from now
+    streamed: bool = False  # see `TieredCache.reserve`
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,10 @@ class PolledSurface:
         deadline_s = now_s + arguments.seconds("load_deadline_s", request.load_deadline_s)
         if isinstance(request, Reserve):
             blocks = arguments.integer("blocks_total", request.blocks_total, at_least=1)
-            return self._core.submit_reserve(match, blocks, deadline_s, now_s)
+            streamed = arguments.instance("streamed", request.streamed, bool)
+            return self._core.submit_reserve(match, blocks, deadline_s, now_s, streamed=streamed)
+        if self._core.residency.levels[0].reads_below:
+            raise UsageError("with `access: uva` blocks stay in host memory: a Load, whose job names slots, is refused")
         blocks = max(1, match.tokens // match.keys.block_tokens[0])
         ticket = self._core.submit_reserve(match, blocks, deadline_s, now_s)
         self._loads[ticket] = match

@@ -1,10 +1,10 @@
 """Leases: from a match to slots, through promotion, commit and release.
 
 Owns the lease records. A reservation takes all its slots at once or none. The prefix that lies in the top tier is
-shared and held; what lies below is promoted into placed copies that anybody may join (one transfer per key); the
-rest of the slots are private to the lease until it commits them. When the last promotion ended, failed or met its
-deadline, the lease is settled: its prefix is cut at the first block that is not there, and every block from the
-cut on gets a private slot, so that the caller never writes where others read.
+shared and held; what lies below is promoted into placed copies that anybody may join (one transfer per key), or read
+where it is, if the top tier's readers can; the rest of the slots are private to the lease until it commits them. When
+the last promotion ended, failed or met its deadline, the lease is settled: its prefix is cut at the first block that is
+not there, and every block from the cut on gets a private slot, so that the caller never writes where others read.
 
 Units: handles, slots, tokens, seconds of the engine's clock.
 """
@@ -15,12 +15,14 @@ from itertools import chain
 from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
-from kvtier.cache.leases import Decision, Lease, LeaseRecord, Match, NoRoom, Phase
+from kvtier.cache.leases import Lease, LeaseRecord, Match, NoRoom, Phase
+from kvtier.cache.pins import unpin, unpin_tier
 from kvtier.cache.prefix import tokens_by_tier
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.commits import Commits
 from kvtier.engine.governor import Governor
+from kvtier.engine.lease_counts import count_decision, count_restored
 from kvtier.engine.planner import Planner
 from kvtier.errors import Asleep, DeviceLost, UsageError
 from kvtier.events import Reason
@@ -28,6 +30,7 @@ from kvtier.policies.base import Access
 from kvtier.types import BlockKey, store_key
 
 OWNERS_TOLD = 3
+IN_PLACE = -1  # where a slot of the tier below will be named, once all that is waited for is there
 
 
 class Reservations:
@@ -43,10 +46,12 @@ class Reservations:
     ) -> None:
         self._residency = residency
         self._directory = residency.directory
-        self._planner = planner
+        self._promotions = planner.promotions
+        self._goal = planner.promotions.goal
         self._governor = governor
         self._commits = Commits(residency, specs)
         self._sizes = tuple(sizes)  # block_tokens of each group
+        self._layers = frozenset(segment.layer for spec in specs for segment in spec.segments)
         self._records: dict[int, LeaseRecord] = {}
         self._waiters: dict[int, set[int]] = {}  # handle -> leases that wait for its promotion
         self._eras: Counter[int] = Counter()  # namespace -> how often it was dropped
@@ -57,7 +62,9 @@ class Reservations:
 
     # ------------------------------------------------------------ reserve
 
-    def begin(self, ticket: int, match: Match, blocks_total: int, deadline_s: float, now_s: float) -> None:
+    def begin(
+        self, ticket: int, match: Match, blocks_total: int, deadline_s: float, now_s: float, *, streamed: bool = False
+    ) -> None:
         """Take slots for `blocks_total` blocks of group 0 (the same tokens in every group); the answer is in `ended`.
 
         A pending one is ended by `release` under its ticket, too.
@@ -68,17 +75,18 @@ class Reservations:
         self.refuse_if_asleep()
         hits, sources = self._available(match)
         decision = self._governor.choose(hits, sources, deadline_s, now_s)
-        self._count_decision(decision)
+        count_decision(self._residency.counters, decision)
         deadline_s = min(deadline_s, now_s + self._governor.patience_s(decision))
         era, tokens = self._eras[match.namespace], decision.tokens_chosen
         record = LeaseRecord(ticket, match.owner, match, match.namespace, era, tokens, decision, deadline_s)
+        record.layers, record.streamed = self._layers, streamed
         keep = [tokens // size for size in self._sizes]
         record.hits = [row[:count] for row, count in zip(hits, keep, strict=True)]
         record.sources = [row[:count] for row, count in zip(sources, keep, strict=True)]
         totals = [-(-tokens_total // size) for size in self._sizes]
         resident = [h for h in _flat(record.hits) if self._directory.state(h, 0) is not State.GONE]
         self._directory.hold(resident, 0)
-        count = sum(totals) - len(resident)
+        count = sum(totals) - (sum(map(len, record.hits)) if self._goal else len(resident))
         slots = self._residency.take(0, count, drop_dirty=True, incoming=self._first_new(match, record.hits))
         if slots is None:
             self._residency.unhold(resident, 0)
@@ -86,6 +94,8 @@ class Reservations:
             return
         self._records[ticket] = record
         self._assign(record, totals, iter(slots), set(resident))
+        if any(map(self._promotions.is_stalled, record.waiting)):
+            unpin_tier(self._residency, match, 1)  # not to wait for itself: what its loads read they hold
         self._governor.measure_again(hits, sources, decision, now_s)
         self._settle_if_complete(record)
 
@@ -102,7 +112,7 @@ class Reservations:
 
     def _first_new(self, match: Match, hits: list[list[int]]) -> int | None:
         """The first block that will enter the top tier, if it has a handle: by promotion, or as a policy's ghost."""
-        below = (h for h in _flat(hits) if self._directory.state(h, 0) is State.GONE)
+        below = (h for h in _flat(hits) if not self._goal and self._directory.state(h, 0) is State.GONE)
         following = (
             keys[len(known)] for keys, known in zip(match.keys.groups, hits, strict=True) if keys[len(known) :]
         )
@@ -118,7 +128,10 @@ class Reservations:
                     row.append(self._directory.place(handle, 0))
                     if self._directory.state(handle, 0) is State.FILLING:
                         self._wait_for(record, handle)
-                        self._planner.promotions.urge(handle, record.deadline_s)
+                        self._promotions.urge(handle, record.deadline_s, streamed=record.streamed)
+                elif self._goal:
+                    row.append(IN_PLACE)
+                    self._read_in_place(record, handle)
                 else:
                     row.append(slot := next(slots))
                     self._promote(record, handle, slot)
@@ -129,13 +142,28 @@ class Reservations:
     def _promote(self, record: LeaseRecord, handle: int, slot: int) -> None:
         self._residency.place(handle, 0, slot)
         self._directory.hold([handle], 0)
-        if self._planner.promotions.start(handle, record.deadline_s):
+        if self._promotions.start(handle, record.deadline_s, streamed=record.streamed):
             self._wait_for(record, handle)
         else:
             record.failed = True  # nothing below can reach the top: settled as a miss, which frees the slot
             self._residency.lose(handle, 0, Move.FAILED, Reason.FAILED)
 
+    def _read_in_place(self, record: LeaseRecord, handle: int) -> None:
+        """Hold the copy below the top, once it is there."""
+        if self._directory.is_ready(handle, self._goal):
+            self._hold_in_place(record, handle)
+        elif self._promotions.joined(handle, record.deadline_s) or self._promotions.start(handle, record.deadline_s):
+            self._wait_for(record, handle)
+        else:
+            record.failed = True
+
+    def _hold_in_place(self, record: LeaseRecord, handle: int) -> None:
+        self._directory.hold([handle], self._goal)
+        record.in_place.add(handle)
+
     def _wait_for(self, record: LeaseRecord, handle: int) -> None:
+        if self._comes(record, handle):
+            return
         record.waiting.add(handle)
         self._waiters.setdefault(handle, set()).add(record.lease_id)
 
@@ -143,7 +171,7 @@ class Reservations:
 
     def give_up_on(self, tier: int) -> None:
         """Settle with what is there the leases that wait for something from a tier that fails or hangs."""
-        coming = self._planner.promotions.coming_from(tier)
+        coming = self._promotions.coming_from(tier)
         waiting = [r for r in self._records.values() if r.phase is Phase.LOADING and not r.waiting.isdisjoint(coming)]
         for record in waiting:
             self._residency.counters.add("breaker_cuts")
@@ -182,13 +210,26 @@ class Reservations:
             self._forget(record)
             self.ended.append((record.lease_id, self.lost(0)))
 
+    def enqueued(self, handles: Sequence[int]) -> None:
+        """A stream brings these blocks: leases that were reserved so wait for them no more, their kernels do."""
+        for handle in handles:
+            for record in [self._records[lease_id] for lease_id in self._waiters.get(handle, ())]:
+                if self._comes(record, handle):
+                    record.waiting.remove(handle)
+                    self._waiters[handle].discard(record.lease_id)
+                    self._settle_if_complete(record)
+            if handle in self._waiters and not self._waiters[handle]:
+                del self._waiters[handle]
+
     def resolved(self, handles: Sequence[int]) -> None:
         """Promotions of these blocks ended, well or not."""
         for handle in handles:
             for lease_id in self._waiters.pop(handle, set()):
                 record = self._records[lease_id]
                 record.waiting.discard(handle)
-                record.failed |= not self._directory.is_ready(handle, 0)
+                record.failed |= not self._directory.is_ready(handle, self._goal)
+                if self._goal and self._directory.is_ready(handle, self._goal):
+                    self._hold_in_place(record, handle)
                 self._settle_if_complete(record)
 
     def expire(self, now_s: float) -> None:
@@ -213,7 +254,7 @@ class Reservations:
             waiters.discard(record.lease_id)
             if not waiters:
                 del self._waiters[handle]
-                self._planner.promotions.give_up(handle)
+                self._promotions.give_up(handle)
         record.waiting.clear()
 
     def _settle(self, record: LeaseRecord) -> None:
@@ -224,44 +265,49 @@ class Reservations:
             self._refuse(record, needed)
             return
         record.phase = Phase.ACTIVE
+        for slots, handles in zip(record.slots, record.hits, strict=True):
+            for index, handle in enumerate(handles):
+                if handle in record.in_place:
+                    slots[index] = ~self._directory.place(handle, self._goal)
         self._touch(record, Access.REUSE)
-        self.unpin(record.match)
+        unpin(self._residency, record.match)
         names = [level.name for level in self._residency.levels]
         tiers = tokens_by_tier(record.sources, self._sizes, tokens, names)
-        self._count_restored(tokens, tiers)
-        record.lease = Lease(record, tokens, tiers)
+        count_restored(self._residency.counters, tokens, tiers, self._governor.prefill_s(tokens) or 0.0)
+        coming = (self._promotions.arrival(handle) for handle in _flat(record.hits))
+        record.lease = Lease(record, tokens, tiers, list(dict.fromkeys(a for a in coming if a is not None)))
         self.ended.append((record.lease_id, record.lease))
-
-    def _count_restored(self, tokens: int, tiers: dict[str, int]) -> None:
-        counters, saved_s = self._residency.counters, self._governor.prefill_s(tokens) or 0.0
-        counters.add("restored_tokens", tokens)
-        counters.add("prefill_saved_ms", int(saved_s * 1000))
-        for tier, count in enumerate(tiers.values()):
-            counters.add_tier(tier, "restored_tokens", count)
-            counters.add_tier(tier, "prefill_saved_ms", int(saved_s * 1000 * count / max(1, tokens)))
-
-    def _count_decision(self, decision: Decision) -> None:
-        counters, declined = self._residency.counters, decision.tokens_found - decision.tokens_chosen
-        counters.add("declined_tokens", declined)
-        counters.add("declined_loads" if not decision.tokens_chosen else "cut_loads", int(declined > 0))
 
     def _tokens_ready(self, record: LeaseRecord) -> int:
         step = lcm(*self._sizes)
         tokens = record.tokens_matched
-        for handles, size in zip(record.hits, self._sizes, strict=True):
+        for handles, slots, size in zip(record.hits, record.slots, self._sizes, strict=True):
             ready = 0
-            while ready < len(handles) and self._directory.is_ready(handles[ready], 0):
+            while ready < len(handles) and self._is_there(record, handles[ready], slots[ready]):
                 ready += 1
             tokens = min(tokens, ready * size)
         return tokens // step * step
+
+    def _is_there(self, record: LeaseRecord, handle: int, slot: int) -> bool:
+        if slot < 0:
+            return handle in record.in_place
+        return self._directory.is_ready(handle, 0) or self._comes(record, handle)
+
+    def _comes(self, record: LeaseRecord, handle: int) -> bool:
+        """Whether a stream brings the block, and the lease's kernels will wait for that."""
+        return record.streamed and self._promotions.arrival(handle) is not None
 
     def _cut(self, record: LeaseRecord, tokens: int) -> bool:
         """Replace the shared slots behind the cut by private ones. False if there are none to take."""
         self._residency.counters.add("failed_cuts", int(record.failed))
         keep = [tokens // size for size in self._sizes]
         surplus = sum(len(hits) - kept for hits, kept in zip(record.hits, keep, strict=True))
-        for hits, kept in zip(record.hits, keep, strict=True):
-            self._residency.unhold(hits[kept:], 0)
+        for hits, slots, kept in zip(record.hits, record.slots, keep, strict=True):
+            behind = list(zip(hits[kept:], slots[kept:], strict=False))
+            in_place = record.in_place.intersection(hits[kept:])
+            record.in_place -= in_place
+            self._residency.unhold(in_place, self._goal)
+            self._residency.unhold([handle for handle, slot in behind if slot >= 0], 0)
         fresh = self._residency.take(0, surplus, drop_dirty=True)
         for group, kept in enumerate(keep):
             hits = record.hits[group]
@@ -329,7 +375,7 @@ class Reservations:
         del self._records[record.lease_id]
         pool = self._residency.levels[0].slots
         shared, private = [], []
-        slots = _flat(record.slots)
+        slots = [slot for slot in _flat(record.slots) if slot >= 0]
         for slot, handle in zip(slots, pool.occupants(slots), strict=True):
             if handle is not None and self._directory.place(handle, 0) == slot:
                 shared.append(handle)
@@ -337,28 +383,17 @@ class Reservations:
                 private.append(slot)  # never committed, or a duplicate
         pool.give(private)
         self._residency.unhold(shared, 0)
+        self._residency.unhold(record.in_place, self._goal)
+        record.in_place.clear()
 
     def _touch(self, record: LeaseRecord, access: Access) -> None:
         """Deepest blocks first, so that the shallow ones leave last."""
-        pool = self._residency.levels[0].slots
+        pool, below = self._residency.levels[0].slots, self._residency.levels[self._goal].slots
         for slots in record.slots:
-            self._residency.touch([h for h in pool.occupants(reversed(slots)) if h is not None], access)
-
-    # ------------------------------------------------------------ matches
-
-    def pin(self, match: Match) -> None:
-        """Hold the fastest copy of every block of a match."""
-        for handles, tiers in zip(match.prefix.handles, match.prefix.tiers, strict=True):
-            for tier in set(tiers):
-                there = [handle for handle, top in zip(handles, tiers, strict=True) if top == tier]
-                self._directory.hold(there, tier)
-                match.pins.append((there, tier))
-
-    def unpin(self, match: Match) -> None:
-        """Let go of them. Idempotent."""
-        for handles, tier in match.pins:
-            self._residency.unhold(handles, tier)
-        match.pins.clear()
+            here = iter(pool.occupants(slot for slot in slots if slot >= 0))
+            there = iter(below.occupants(~slot for slot in slots if slot < 0))
+            used = [next(here if slot >= 0 else there) for slot in slots]
+            self._residency.touch([h for h in reversed(used) if h is not None], access)
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -32,7 +32,7 @@ class Rewarming:
 
     def begin(self, contents: Iterable[int]) -> None:
         """Bring these up, in this order. A handle that is another block's by now brings that one: it is of use, too."""
-        self._left = deque(contents)
+        self._left = deque(contents if not self._promotions.goal else ())  # or read below, where they lie
 
     def end(self) -> None:
         """What is still to come does not come."""

@@ -33,14 +33,17 @@ class SyncCache(CacheVerbs):
     ) -> None:
         self.close()
 
-    def reserve(self, match: Match, blocks_total: int, *, load_deadline_s: float | None = None) -> Lease | NoRoom:
+    def reserve(
+        self, match: Match, blocks_total: int, *, load_deadline_s: float | None = None, streamed: bool = False
+    ) -> Lease | NoRoom:
         """Slots for `blocks_total` blocks, the matched prefix promoted into the first of them. Consumes the match.
 
         Blocks for promotions only, at most `load_deadline_s` (default: the configuration's); then the prefix is
         cut: `lease.tokens_ready` says where to compute from. NoRoom if others hold the slots: the match stays valid.
+        streamed: on a device, return when its stream has taken the copies; `lease.wait` makes yours wait for them.
         """
         answer = self._answer(
-            self._reserving(match, blocks_total, load_deadline_s),
+            self._reserving(match, blocks_total, load_deadline_s, streamed),
             lambda core, ticket: core.give_up(ticket),
         )
         assert isinstance(answer, Lease | NoRoom)
@@ -71,6 +74,7 @@ class SyncCache(CacheVerbs):
 
         It grows as far as its `capacity_max` and the machine allow. It shrinks by what nobody leases: blocks are
         copied to the tier below before their memory goes back to the system, no pointer changes, nothing leased moves.
+        An lmdb tier takes its new capacity at once; what is stored beyond a smaller one leaves in the moments after.
         Raises UsageError for a tier whose size is fixed, or a size without room for a block.
         """
         answer = self._answer(self._resizing(tier, size_bytes))

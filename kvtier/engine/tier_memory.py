@@ -1,4 +1,5 @@
 """TierMemory: what callers ask of a tier's memory: a size, to sleep, to wake. Who asked what, and how it was answered.
+The size of a store is its capacity.
 
 Owns: the tickets of those who wait for a wake, and the matches that lost their pins to a sleep. Always: each ticket is
 answered once, with the memory that is there. Units: bytes, granules.
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvtier.allocator.geometry import Geometry
 from kvtier.allocator.slot_pool import NULL_SLOT
 from kvtier.cache.leases import Match
+from kvtier.cache.pins import unpin
 from kvtier.engine.answers import Answer, Resized, Slept, Woken
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
@@ -52,6 +54,10 @@ class TierMemory:
             raise UsageError(f"there is no tier {tier_name!r}; {suggestion(tier_name, self._names)}")
         tier = self._names.index(tier_name)
         self._leases.refuse_if_asleep(tier)
+        room = self._residency.levels[tier].room
+        if room is not None and room.capacities is not None:
+            self._planner.capacities.begin(ticket, tier, size_bytes)
+            return
         geometry = self._residency.levels[tier].geometry
         if geometry is None:
             raise UsageError(f"tier {tier_name} cannot be resized while it is open; change its capacity and open anew")
@@ -134,7 +140,7 @@ class TierMemory:
         """Matches do not keep the top tier awake."""
         for match in self._matches.values():
             if any(tier == TOP for _, tier in match.pins):
-                self._leases.unpin(match)
+                unpin(self._residency, match)
                 self._unpinned.add(match.match_id)
 
     def _pin_again(self) -> None:

@@ -14,13 +14,14 @@ from kvtier.cache.leases import Found, Lease, Match, NoRoom
 from kvtier.config import Config
 from kvtier.engine import arguments
 from kvtier.engine.answers import Answer, Dropped, Flushed, Resized, Slept, Woken
-from kvtier.engine.build import start
+from kvtier.engine.build import reads_in_place, start
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine, Reply
 from kvtier.engine.polled import Job, Request
 from kvtier.engine.sequence_view import SequenceView, SequenceViews
 from kvtier.errors import ClosedError, KvtierError, UsageError
-from kvtier.tiers.base import SupportsFences, Tier
+from kvtier.kernels.attention import PagedKv
+from kvtier.tiers.base import SupportsFences, SupportsReading, Tier
 from kvtier.tiers.views import segment_views
 from kvtier.types import BatchDone, BlockKey
 
@@ -97,10 +98,15 @@ class CacheVerbs:
 
         Shape [slots, tokens, heads, dim]; numpy on host memory, CuPy on a device (torch takes either by `from_dlpack`);
         bfloat16 arrives as uint16, float8 as uint8 (numpy has neither). The strides follow the layout. Index only slots
-        of a lease you hold, and write only those from `lease.tokens_ready` on.
+        of a lease you hold, and write only those from `lease.tokens_ready` on. Raises UsageError with `access: uva`.
         """
         self._engine.refuse_if_unusable()
         place = arguments.integer("group", group), arguments.integer("layer", layer)
+        if reads_in_place(self.config.tiers[0]):
+            raise UsageError(
+                "with `access: uva` a part of a lease's blocks lies in host memory, where attention over the slots of "
+                "the device does not find them: use paged_kv() with kvtier's kernels, or `access: copy`"
+            )
         known = self._views.get(place)
         if known is None:
             known = self._views[place] = self._view(*place)
@@ -124,6 +130,25 @@ class CacheVerbs:
         `sequence_views`, OutOfMemory when a process may not map so many blocks.
         """
         return self._sequences.make(arguments.instance("lease", lease, Lease), group)
+
+    def paged_kv(self, group: int = 0, layer: int = 0) -> PagedKv:
+        """K and V of a layer for kvtier's attention kernels, which read them by `lease.table(group)`.
+
+        Views as those of `kv`, over the slots of the top tier and, with `access: uva`, those of host memory (numpy; on
+        a device its kernels find them at the same addresses). Write only slots of the top tier. Raises UsageError for
+        groups without K and V (MLA).
+        """
+        self._engine.refuse_if_unusable()
+        place = arguments.integer("group", group), arguments.integer("layer", layer)
+        top = self._views[place] if place in self._views else self._views.setdefault(place, self._view(*place))
+        if not {"k", "v"} <= top.keys():
+            raise UsageError(f"group {group} has {', '.join(top)} and no K and V, which the kernels read")
+        if not reads_in_place(self.config.tiers[0]):
+            return PagedKv(top["k"], top["v"])
+        below = self._engine.tiers[1]
+        assert isinstance(below, SupportsReading)
+        host = segment_views(below.memory(), self._specs[place[0]].of_layer(place[1]))
+        return PagedKv(top["k"], top["v"], host["k"], host["v"])
 
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]], *, after: Any = None) -> None:
         """Publish the keys of slots that the lease has written: (slot, key) pairs.
@@ -225,13 +250,14 @@ class CacheVerbs:
     # ------------------------------------------------------------ questions whose answers take I/O
 
     def _reserving(
-        self, match: Match, blocks_total: int, load_deadline_s: float | None
+        self, match: Match, blocks_total: int, load_deadline_s: float | None, streamed: bool
     ) -> Callable[[Core, float], int]:
         arguments.instance("match", match, Match)
+        arguments.instance("streamed", streamed, bool)
         blocks = arguments.integer("blocks_total", blocks_total, at_least=1)
         default_s = self.config.limits.load_deadline_s
         patience_s = default_s if load_deadline_s is None else arguments.seconds("load_deadline_s", load_deadline_s)
-        return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s, now_s)
+        return lambda core, now_s: core.submit_reserve(match, blocks, now_s + patience_s, now_s, streamed=streamed)
 
     def _dropping(self, namespace: bytes | None) -> Callable[[Core, float], int]:
         fingerprint = arguments.optional("namespace", namespace, bytes)

@@ -6,8 +6,10 @@ Units: tokens, rows (a query and a head), bytes; device addresses as integers.
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 from kvtier.errors import UsageError
+from kvtier.kernels.attention import PagedKv
 from kvtier.kernels.launch import Launch, address_of, expect_aligned
 from kvtier.kernels.source import variant_of
 
@@ -54,6 +56,42 @@ class AttentionShape(ctypes.Structure):
     kv_heads: int
     window: int
     split_tokens: int
+
+
+def shape_over(
+    kv: PagedKv, heads: int, table_width: int, *, window: int | None = None, scale: float | None = None
+) -> AttentionShape:
+    """The shape of a layer's K and V as `cache.paged_kv` gives them; `split_tokens` is left to the caller.
+
+    Arrays of CuPy or numpy; numpy's lie in host memory that the device reads at the same address. scale: None is
+    head_dim ** -0.5. Raises UsageError if K and V, or the two pools, do not lie alike.
+    """
+    _, block_tokens, kv_heads, head_dim = kv.keys.shape
+    pools = [(kv.keys, kv.values)] + ([] if kv.host_keys is None else [(kv.host_keys, kv.host_values)])
+    inner = {array.strides[1:] for pair in pools for array in pair}
+    distances = {_address(values) - _address(keys) for keys, values in pools}
+    if len(inner) != 1 or len(distances) != 1 or any(k.strides[0] != v.strides[0] for k, v in pools):
+        raise UsageError("K and V of both pools must lie alike in a slot; take them from one cache's paged_kv()")
+    ((token_stride, head_stride, _),) = inner
+    return AttentionShape(
+        device_keys=_address(kv.keys),
+        host_keys=0 if kv.host_keys is None else _address(kv.host_keys),
+        keys_to_values=distances.pop(),
+        device_stride=kv.keys.strides[0],
+        host_stride=0 if kv.host_keys is None else kv.host_keys.strides[0],
+        token_stride=token_stride,
+        head_stride=head_stride,
+        table_width=table_width,
+        block_tokens=block_tokens,
+        heads=heads,
+        kv_heads=kv_heads,
+        window=window or 0,
+        scale=head_dim**-0.5 if scale is None else scale,
+    )
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,16 @@ Snapshot (framed as in `snapshot.py`): f64 p, u32 c; T1, T2, B1, B2, the size cl
 
 from collections.abc import Container, Mapping, Sequence
 from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.allocator.rings import NOWHERE, Rings
 from kvtier.errors import InvariantError
 from kvtier.policies.base import Access
 from kvtier.policies.size_classes import SizeClasses
-from kvtier.policies.snapshot import SnapshotFormat
+from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
 _FORMAT = SnapshotFormat("arc", b"KVTARC\x00\x01", head="dI", columns=6)
 _LISTS = _T1, _T2, _B1, _B2 = 1, 2, 3, 4
@@ -223,15 +227,20 @@ class ARC:
             raise _FORMAT.damaged("its p is not within 0 .. c, or a ghost that came back is none")
         before = dict.fromkeys(chain(self._dropped, self.ghosts()))
         self._rings, self._sizes = Rings(len(_LISTS)), SizeClasses()
-        for ring, handles in zip(_LISTS, lists, strict=True):
-            self._rings.move([names[handle] for handle in handles if handle in names], ring)
-        for handle, size_class in zip(chain(lists[0], lists[1]), classes, strict=True):
-            if handle in names:
-                self._sizes.assign((names[handle],), size_class)
+        named = names != NO_NAME
+        for ring, part, there in zip(_LISTS, *(_by_list(column, lists) for column in (names, named)), strict=True):
+            self._rings.fill(ring, part[there])
+        residents = named[: len(classes)]
+        self._sizes.assign_each(names[: len(classes)][residents], np.asarray(classes)[residents])
         self.p = p
-        self._counted = {names[handle] for handle in counted if handle in names}
+        ghosts = dict(zip(chain(lists[2], lists[3]), names[len(classes) :].tolist(), strict=True)) if counted else {}
+        self._counted = {ghosts[handle] for handle in counted} - {NO_NAME}
         self._dropped = before
         self.resize(self._blocks)
+
+    def sizes_of(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The size class of each, -1 for one that is not resident."""
+        return self._sizes.of_residents(handles, self._rings.marked(handles, _RESIDENT))
 
     # ------------------------------------------------------------ checks
 
@@ -250,3 +259,8 @@ class ARC:
         if any(handle >= len(self._sizes) for handle in chain(self._rings.walk(_T1), self._rings.walk(_T2))):
             findings.append("arc: a resident handle without a size class")
         return findings
+
+
+def _by_list(column: NDArray[Any], lists: Sequence[Sequence[int]]) -> list[NDArray[Any]]:
+    """The parts of a column that belong to each of the lists."""
+    return np.split(column, np.cumsum([len(handles) for handles in lists])[:-1])

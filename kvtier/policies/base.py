@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtier.errors import UsageError
 
 
@@ -120,6 +123,15 @@ class SupportsHints(Protocol):
 
         It holds until the next touch. No use is noted, nothing becomes resident or leaves.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsSizes(Protocol):
+    """A policy that can say of many handles at once what it knows of them."""
+
+    def sizes_of(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The size class of each, -1 for one that is not resident."""
         ...
 
 

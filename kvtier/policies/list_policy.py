@@ -14,11 +14,14 @@ from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtier.allocator.rings import NOWHERE, Rings, grown, stretch
 from kvtier.errors import InvariantError
 from kvtier.policies.base import Access
 from kvtier.policies.size_classes import SizeClasses
-from kvtier.policies.snapshot import SnapshotFormat
+from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
 
 class ListPolicy(ABC):
@@ -166,8 +169,9 @@ class ListPolicy(ABC):
         """
         _, columns = self._format.unpack(state)
         lists, (classes, *cells, extra) = columns[: len(self._lists)], columns[len(self._lists) :]
-        names = self._format.names(lists, renamed)
+        found = self._format.names(lists, renamed).tolist()
         members = list(chain.from_iterable(lists))
+        names = {then: now for then, now in zip(members, found, strict=True) if now != NO_NAME}
         residents = sum(map(len, lists[: len(self._resident)]))
         if len(classes) != residents or any(len(column) != len(members) for column in cells):
             raise self._format.damaged("its columns are not as long as its lists")
@@ -208,6 +212,10 @@ class ListPolicy(ABC):
                     raise self._format.damaged(f"a cell of {low[at]}")
                 if handle in names:
                     column[names[handle]] = low[at] + (high[at] << 32 if high else 0)
+
+    def sizes_of(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The size class of each, -1 for one that is not resident."""
+        return self._sizes.of_residents(handles, self._rings.marked(handles, self._resident))
 
     # ------------------------------------------------------------ checks
 

@@ -9,11 +9,14 @@ Snapshot (framed as in `snapshot.py`): no head; the handles from head to tail, t
 from collections.abc import Container, Mapping, Sequence
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtier.allocator.free_queue import FreeQueue
 from kvtier.allocator.rings import NOWHERE
 from kvtier.policies.base import Access, Hint
 from kvtier.policies.size_classes import SizeClasses
-from kvtier.policies.snapshot import SnapshotFormat
+from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
 _FORMAT = SnapshotFormat("lru", b"KVTLRU\x00\x02", head="", columns=2)
 _ORDER = 1
@@ -101,12 +104,14 @@ class LRU:
         names = _FORMAT.names([handles], renamed)
         if len(handles) != len(classes):
             raise _FORMAT.damaged(f"{len(handles)} handles with {len(classes)} size classes")
-        rings, sizes = FreeQueue(), SizeClasses()
-        rings.move(names.values(), _ORDER)
-        for handle, size_class in zip(handles, classes, strict=True):
-            if handle in names:
-                sizes.assign((names[handle],), size_class)
-        self._rings, self._sizes = rings, sizes
+        named = names != NO_NAME
+        self._rings, self._sizes = FreeQueue(), SizeClasses()
+        self._rings.fill(_ORDER, names[named])
+        self._sizes.assign_each(names[named], np.asarray(classes)[named])
+
+    def sizes_of(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The size class of each, -1 for one that is not resident."""
+        return self._sizes.of_residents(handles, self._rings.marked(handles, (_ORDER,)))
 
     def check(self) -> list[str]:
         """Recount the order; every member needs a size class."""

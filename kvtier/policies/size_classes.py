@@ -7,6 +7,9 @@ Units:   bytes, rounded by whoever assigns them; handles.
 from array import array
 from collections.abc import Container, Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtier.allocator.rings import grown, stretch
 from kvtier.errors import InvariantError
 
@@ -35,6 +38,20 @@ class SizeClasses:
             if not 0 <= handle < len(column):
                 stretch(column, grown(len(column), handle))
             column[handle] = size_class
+
+    def assign_each(self, handles: NDArray[np.integer], size_classes: NDArray[np.integer]) -> None:
+        """As `assign`, a size class of its own for each."""
+        if len(handles):
+            top = int(handles.max())
+            if top >= len(self._column):
+                stretch(self._column, grown(len(self._column), top))
+            np.frombuffer(self._column, np.uint32)[handles] = size_classes
+
+    def of_residents(self, handles: NDArray[np.int64], resident: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Those of these handles, -1 for one that is not resident."""
+        sizes = np.full(len(handles), -1, np.int64)
+        sizes[resident] = np.frombuffer(self._column, np.uint32)[handles[resident]]
+        return sizes
 
     def eligible(self, handles: Iterator[int], pinned: Container[int], size_class: int | None) -> Iterator[int]:
         """Those of `handles` that are not pinned and of that class (None: any), in order, none sought in advance."""

@@ -10,14 +10,17 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.allocator.rings import INDEX_MAX
 
 _MAGIC_BYTES = 8
 _CELL_BYTES = 4
 _CRC = struct.Struct("<I")
+NO_NAME = -(2**31)
 
 
 class SnapshotFormat:
@@ -59,22 +62,31 @@ class SnapshotFormat:
             at += count
         return self._head.unpack_from(state, _MAGIC_BYTES), columns
 
-    def names(self, lists: Iterable[Iterable[int]], renamed: Mapping[int, int] | None) -> dict[int, int]:
-        """The handle of now for each handle in the snapshot's lists that has one. No two may be the same."""
-        handles = list(chain.from_iterable(lists))
-        if len(set(handles)) != len(handles) or max(handles, default=0) > INDEX_MAX:
+    def names(self, lists: Iterable["array[int]"], renamed: Mapping[int, int] | None) -> NDArray[np.int64]:
+        """The handle of now for each handle in the snapshot's lists, list by list: NO_NAME for one that has none.
+
+        No two may be the same.
+        """
+        handles = np.concatenate([np.asarray(handles) for handles in lists]).astype(np.int64)
+        if _repeats(handles) or handles.max(initial=0) > INDEX_MAX:
             raise self.damaged("a handle appears twice or is out of range")
         if renamed is None:
-            return dict(zip(handles, handles, strict=True))
-        names = {handle: renamed[handle] for handle in handles if handle in renamed}
-        targets = set(names.values())
-        if len(targets) != len(names) or any(not 0 <= target <= INDEX_MAX for target in targets):
+            return handles
+        names = np.array([renamed.get(handle, NO_NAME) for handle in handles.tolist()], np.int64)
+        named = names[names != NO_NAME]
+        if _repeats(named) or not 0 <= named.min(initial=0) <= named.max(initial=0) <= INDEX_MAX:
             raise ValueError(f"snapshot of policy {self._policy}: two handles get one name, or one is out of range")
         return names
 
     def damaged(self, how: str) -> ValueError:
         """The error for a snapshot that claims to be one of ours and cannot be."""
         return ValueError(f"damaged snapshot of policy {self._policy}: {how}")
+
+
+def _repeats(numbers: NDArray[np.int64]) -> bool:
+    """Whether one is there twice. (np.unique hashes: fifty times as slow as to sort.)"""
+    ordered = np.sort(numbers)
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _to_little_endian(column: "array[int]") -> bytes:

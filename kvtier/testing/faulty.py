@@ -7,7 +7,7 @@ is reported DONE was done by the tier inside.
 Units: odds, from 0 to 1.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from random import Random
 
@@ -115,7 +115,7 @@ class FaultyTier:
 
     # ------------------------------------------------------------ the rest is the inner tier's
 
-    def scan(self) -> Iterator[StoredBlock]:
+    def scan(self) -> Iterable[StoredBlock]:
         return self._inner.scan()
 
     def sidecar(self) -> Iterator[tuple[bytes, bytes]]:

@@ -13,10 +13,11 @@ Units: handles, blocks.
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from kvtier.errors import InvariantError
-from kvtier.policies.base import Access, Hint, Policy, PolicyMaker, SupportsHints
+from kvtier.policies.base import Access, Hint, Policy, PolicyMaker, SupportsHints, SupportsSizes
 
 SMALL, LARGE = 4096, 8192
 
@@ -214,6 +215,14 @@ class PolicyContract:
             policy.evict(policy.candidates(1))
             assert policy.check() == []
         policy.resize(tier.blocks)
+
+    def test_it_knows_sizes_of_many(self, tier: UsedTier) -> None:
+        """After a restart a block would be sought in the size class of another that lay at its place before."""
+        if not isinstance(tier.policy, SupportsSizes):
+            pytest.skip("it cannot tell, and is asked in another way")
+        handles = np.array([*sorted(tier.seen), 10_000], np.int64)
+        expected = [size_class_of(handle) if handle in tier.resident else -1 for handle in handles.tolist()]
+        assert tier.policy.sizes_of(handles).tolist() == expected
 
     # ------------------------------------------------------------ snapshots
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kvtier.blocks.hashing import Keys
 from kvtier.blocks.namespace import NamespaceTable
-from kvtier.cache.leases import Lease, Match, NoRoom
+from kvtier.cache.leases import Arrival, Lease, Match, NoRoom
 from kvtier.cache.level import Level
 from kvtier.clock import ManualClock
 from kvtier.engine.answers import Answer
@@ -56,6 +56,11 @@ class PolledEngine:
         self.core.apply(done, self.clock.now())
         self._collect()
 
+    def enqueue(self, batch: TransferBatch, arrival: Arrival) -> None:
+        """Say of a held batch that a device's stream has taken it; `finish` follows."""
+        self.core.enqueued(batch.batch_id, arrival)
+        self._collect()
+
     def run(self) -> None:
         """Plan and finish, oldest first, until nothing moves."""
         for _ in range(STEPS_MAX):
@@ -73,9 +78,11 @@ class PolledEngine:
     def match(self, keys: Keys, tokens_max: int | None = None, ttl_s: float = 30.0) -> Match:
         return self.core.match(keys, "test", tokens_max, self.clock.now() + ttl_s)
 
-    def submit_reserve(self, match: Match, blocks_total: int, deadline_s: float = 1.0) -> int:
+    def submit_reserve(
+        self, match: Match, blocks_total: int, deadline_s: float = 1.0, *, streamed: bool = False
+    ) -> int:
         now_s = self.clock.now()
-        ticket = self.core.submit_reserve(match, blocks_total, now_s + deadline_s, now_s)
+        ticket = self.core.submit_reserve(match, blocks_total, now_s + deadline_s, now_s, streamed=streamed)
         self._collect()
         return ticket
 

@@ -7,13 +7,13 @@ report per block: half a batch may fail, and that is normal. They raise nothing 
 Units: bytes. A tier's `index` in the tier list (0 is the fastest) is not known to itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from kvtier.allocator.vmm import Geometry
 from kvtier.blocks.coding import Codings
-from kvtier.types import Outcome, ReadItem, Remap, StoredBlock, WriteBatch
+from kvtier.types import LayerPart, Outcome, ReadItem, Remap, StoredBlock, WriteBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,15 @@ class SupportsArray(Protocol):
 
 
 @runtime_checkable
+class SupportsReading(Protocol):
+    """A memory tier that kernels of the tier above read in place."""
+
+    def memory(self) -> Any:
+        """uint8 array [slots, stride_bytes], zero-copy; index only slots of a lease."""
+        ...
+
+
+@runtime_checkable
 class SupportsRemap(Protocol):
     """A memory tier whose memory comes and goes while its addresses stay."""
 
@@ -123,8 +132,25 @@ class SupportsFences(Protocol):
 
 
 @runtime_checkable
+class SupportsStreaming(Protocol):
+    """A top tier on a device, whose readers can wait on their own streams for what is still on its way."""
+
+    def write_streamed(
+        self, batch: WriteBatch, parts: Sequence[LayerPart], enqueued: Callable[[Any], None]
+    ) -> list[Outcome]:
+        """As `write`, part by part over all blocks; `enqueued` hears of an `Arrival` once nothing but the loss of the
+        device can keep the blocks from coming. It is called once or never, before this returns.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsPinning(Protocol):
     """A top tier on a device, which reads host memory directly once that is registered."""
+
+    def reads_host_addresses(self) -> bool:
+        """Whether its kernels find registered memory where the CPU does."""
+        ...
 
     def pin(self, address: int, length_bytes: int) -> None:
         """Register memory. Raises DriverError if the device does not take it: it is copied more slowly then."""
@@ -148,7 +174,7 @@ class SupportsCoding(Protocol):
 class SupportsScan(Protocol):
     """A persistent tier: knows what it kept, and how much more of a size it would take."""
 
-    def scan(self) -> Iterator[StoredBlock]:
+    def scan(self) -> Iterable[StoredBlock]:
         """Everything kept, oldest write first, each key once (the newest). Called before the first read or write."""
         ...
 
@@ -185,6 +211,23 @@ class SupportsSidecar(Protocol):
 
     def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
         """The rows that batches left, in key order."""
+        ...
+
+
+@runtime_checkable
+class SupportsCapacity(Protocol):
+    """A persistent tier whose capacity can change while it is open."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What it may take of its disk now, all included."""
+        ...
+
+    def change_capacity(self, capacity_bytes: int) -> Outcome:
+        """Take so much from now on: DONE; or nothing changed. Runs on the writer's thread.
+
+        Blocks that a smaller capacity has no room for stay until they are evicted: see `excess_bytes`.
+        """
         ...
 
 

@@ -5,7 +5,7 @@ bytes are used only by who holds it, and by us only when the fence behind the ca
 Units:   slots (index), bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,16 +24,17 @@ from kvtier.errors import (
 )
 from kvtier.kernels.launch import DevicePool
 from kvtier.tiers.arena_tier import ArenaTier, BlockSlots, expect_slots, expect_whole_granules, map_what_there_is
+from kvtier.tiers.arrivals import Arrival
 from kvtier.tiers.device_coding import DeviceCoding
 from kvtier.tiers.device_copies import DeviceCopies
 from kvtier.tiers.fences import Fences
-from kvtier.types import DONE, Outcome, ReadItem, Remap, WriteBatch, WriteItem
+from kvtier.types import DONE, LayerPart, Outcome, ReadItem, Remap, WriteBatch, WriteItem
 
 ALIGNMENT_BYTES = 512  # of a slot: what the widest loads of a warp want
 
 
 class CudaTier(ArenaTier):
-    """An `ArenaTier` with `SupportsFences`, `SupportsPinning` and `SupportsCoding`."""
+    """An `ArenaTier` with `SupportsFences`, `SupportsStreaming`, `SupportsPinning` and `SupportsCoding`."""
 
     host_addressable = False
 
@@ -130,6 +131,12 @@ class CudaTier(ArenaTier):
         self._cuda.streams.bind_thread()
         return self._coding
 
+    def write_streamed(
+        self, batch: WriteBatch, parts: Sequence[LayerPart], enqueued: Callable[[Arrival], None]
+    ) -> list[Outcome]:
+        """See `SupportsStreaming.write_streamed`."""
+        return self._moves.write_streamed(batch, parts, enqueued)
+
     # ------------------------------------------------------------ fences
 
     def fence(self, after: Any) -> Event:
@@ -147,6 +154,10 @@ class CudaTier(ArenaTier):
         self._cuda.streams.finish_all()
 
     # ------------------------------------------------------------ host memory
+
+    def reads_host_addresses(self) -> bool:
+        """See `SupportsPinning.reads_host_addresses`."""
+        return self._cuda.reads_host_addresses
 
     def pin(self, address: int, length_bytes: int) -> None:
         """Register host memory that blocks are copied from and to, until `unpin`. Raises DriverError."""

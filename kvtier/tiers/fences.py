@@ -63,3 +63,21 @@ def event_key(after: Any) -> int:
             f"after is {after!r:.80}; pass the event that you have recorded behind the last kernel that uses the slots"
         )
     return key
+
+
+def stream_key(stream: Any) -> int:
+    """The CUstream of a stream object, as an integer; 0 is the default stream.
+
+    Takes what torch (`cuda_stream`), CuPy (`ptr`), the CUDA bindings (an int by itself) and kvtier call one.
+    """
+    for name in ("cuda_stream", "ptr", "key"):
+        key = getattr(stream, name, None)
+        if isinstance(key, int):
+            return key
+    try:
+        key = None if isinstance(stream, bool | str | bytes | float) else int(stream)
+    except Exception:  # noqa: BLE001  it is the value's own code that runs
+        key = None
+    if key is None:
+        raise UsageError(f"stream is {stream!r:.80}; pass a stream of torch, CuPy or the CUDA bindings")
+    return key

@@ -7,6 +7,9 @@ Units:   slots (index), bytes.
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtier.allocator.slab import HostSlab
 from kvtier.blocks.coding import NONE
 from kvtier.errors import ConfigError
@@ -19,7 +22,7 @@ BATCH_BYTES = 16 << 20
 
 
 class HostTier:
-    """A `Tier` with `SupportsSlots`; `notes` says what ``auto`` came to."""
+    """A `Tier` with `SupportsSlots` and `SupportsReading`; `notes` says what ``auto`` came to."""
 
     def __init__(self, slab: HostSlab, codec: str = NONE) -> None:
         """Takes the slab over. codec: what its slots hold."""
@@ -72,6 +75,10 @@ class HostTier:
     def fd(self) -> int:
         """The memory's descriptor, for other processes."""
         return self._slab.fd
+
+    def memory(self) -> NDArray[np.uint8]:
+        """See `SupportsReading.memory`."""
+        return self._slab.array
 
     def slot(self, index: int) -> memoryview:
         """One whole slot, zero-copy. Raises IndexError if there is none such."""

@@ -27,7 +27,9 @@ class BufferedFile(BlockFile):
 
 
 class LmdbContract(PersistentTierContract):
+    capacity_bytes = 4 << 20
     durability = "none"
+    payload = "slab"
     open_file = staticmethod(BlockFile.open)
     codings = UNCODED
 
@@ -46,10 +48,11 @@ class LmdbContract(PersistentTierContract):
             self.path,
             name="disk",
             namespaces=self.namespaces,
-            capacity_bytes=4 << 20,
+            capacity_bytes=self.capacity_bytes,
             length_bytes_max=self.length_bytes_max,
             min_free_bytes=0,
             durability=self.durability,
+            payload=self.payload,
             io_threads=2,
             codings=self.codings,
             open_file=self.open_file,
@@ -73,6 +76,23 @@ class TestLmdbBatch(LmdbContract):
 
 
 class TestLmdbStrict(LmdbContract):
+    durability = "strict"
+
+
+class InlineContract(LmdbContract):
+    payload = "inline"
+    capacity_bytes = 10 << 20  # two fifths are for slots
+
+
+class TestInlineNone(InlineContract):
+    durability = "none"
+
+
+class TestInlineBatch(InlineContract):
+    durability = "batch"
+
+
+class TestInlineStrict(InlineContract):
     durability = "strict"
 
 

@@ -18,8 +18,8 @@ WRITER = """
 import pathlib, random, sys
 from kvtier.testing.stores import StoreDriver
 
-path, start, seed, durability = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-store = StoreDriver(path, capacity_bytes=4 << 20, length_bytes_max=40_000, durability=durability)
+path, start, seed, durability, payload = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+store = StoreDriver(path, capacity_bytes=4 << 20, length_bytes_max=40_000, durability=durability, payload=payload)
 store.rescan(range(start))
 chance = random.Random(seed)
 while True:
@@ -34,9 +34,11 @@ while True:
 """
 
 
-def run_and_kill(path: Path, start: int, seed: int, durability: str) -> tuple[set[int], set[int], int]:
+def run_and_kill(
+    path: Path, start: int, seed: int, durability: str, payload: str = "slab"
+) -> tuple[set[int], set[int], int]:
     """Numbers acknowledged, numbers whose eviction was at least begun, and the next free number."""
-    command = [sys.executable, "-c", WRITER, str(path), str(start), str(seed), durability]
+    command = [sys.executable, "-c", WRITER, str(path), str(start), str(seed), durability, payload]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as writer:
         assert writer.stdout is not None
         lines = [writer.stdout.readline() for _ in range(random.Random(seed).randint(5, 40))]
@@ -49,15 +51,17 @@ def run_and_kill(path: Path, start: int, seed: int, durability: str) -> tuple[se
     return done, evicted, start + 8 * (len(whole) + 1)
 
 
-@pytest.mark.parametrize("durability", ["none", "batch"])
-def test_kill_nine(tmp_path: Path, durability: str) -> None:
+@pytest.mark.parametrize(
+    ("durability", "payload"), [("none", "slab"), ("batch", "slab"), ("strict", "slab"), ("batch", "inline")]
+)
+def test_kill_nine(tmp_path: Path, durability: str, payload: str) -> None:
     """A crash would lose acknowledged blocks, or serve torn ones (11 in 8 runs when slots were reused early)."""
     kept: set[int] = set()
     start = 0
-    for seed in range(5):
-        done, evicted, start = run_and_kill(tmp_path / "s", start, seed, durability)
+    for seed in range(3):
+        done, evicted, start = run_and_kill(tmp_path / "s", start, seed, durability, payload)
         must = (kept | done) - evicted
-        store = StoreDriver(tmp_path / "s", durability=durability, **OPTIONS)
+        store = StoreDriver(tmp_path / "s", durability=durability, payload=payload, **OPTIONS)
         store.rescan(range(start))
         assert must <= set(store.kept), "an acknowledged block is gone"
         assert store.read(sorted(store.kept)) == [Status.DONE] * len(store.kept)

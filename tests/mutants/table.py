@@ -47,8 +47,8 @@ NAMED = (
     Mutant(
         "publish before commit: load",
         "engine/reservations.py",
-        "self._directory.is_ready(handles[ready], 0)",
-        "self._directory.state(handles[ready], 0) is not State.GONE",
+        "return self._directory.is_ready(handle, 0) or self._comes(record, handle)",
+        "return self._directory.state(handle, 0) is not State.GONE",
         "a lease counts blocks as ready whose load is under way",
     ),
     Mutant(
@@ -60,9 +60,9 @@ NAMED = (
     ),
     Mutant(
         "release twice: match",
-        "engine/reservations.py",
-        "        match.pins.clear()",
-        "        pass",
+        "cache/pins.py",
+        "    match.pins.clear()",
+        "    pass",
         "the pins of a match are let go at each release",
     ),
     Mutant(
@@ -133,8 +133,8 @@ DRAWN = (
     Mutant(
         "drawn 15",
         "cache/adoption.py",
-        "order.restore(recalled.policy.snapshot(), renamed)",
-        "pass",
+        "recalled = recall(rows)",
+        "recalled = None",
         "after a restart, blocks leave in the order of their writing",
     ),
     Mutant(
@@ -161,8 +161,8 @@ DRAWN = (
     Mutant(
         "drawn 24",
         "engine/reservations.py",
-        "while ready < len(handles) and self._directory.is_ready(handles[ready], 0):",
-        "while ready < len(handles) and self._directory.is_ready(handles[ready], 1):",
+        "return self._directory.is_ready(handle, 0) or self._comes(record, handle)",
+        "return self._directory.is_ready(handle, 1) or self._comes(record, handle)",
         "a lease asks the tier below whether its blocks are there",
     ),
     Mutant(

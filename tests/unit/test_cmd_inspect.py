@@ -428,8 +428,8 @@ def test_a_future_format(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     store = StoreDriver(folder)
     header = store.tier._store.header
     store.close()
-    change(folder, Change(meta={HEADER_KEY: encode_header(replace(header, format=2))}))
-    assert "it has format 2, and this kvtier reads format 1" in refused(capsys, folder, 2)
+    change(folder, Change(meta={HEADER_KEY: encode_header(replace(header, format=3))}))
+    assert "it has format 3, and this kvtier reads format 1 and 2" in refused(capsys, folder, 2)
 
 
 def test_not_to_be_believed(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ("tiers[0].low_watermark", ["tiers", 0, "low_watermark"], float("nan"), "not a fraction"),
     ("tiers[2].path", ["tiers", 2, "path"], ..., "is missing"),
     ("tiers[2].capacity", ["tiers", 2, "capacity"], ..., "until the disk is full"),
-    ("tiers[2].payload", ["tiers", 2, "payload"], "inline", "not in this version. Use slab"),
+    ("tiers[2].payload", ["tiers", 2, "payload"], "inlin", "Did you mean 'inline'?"),
     ("tiers[2].durability", ["tiers", 2, "durability"], "bach", "Did you mean 'batch'?"),
     ("tiers[2].verify", ["tiers", 2, "verify"], "maybe", "true or false"),
     ("prefetch.budget", ["prefetch", "budget"], "150%", "more than the whole"),

@@ -1,11 +1,13 @@
 """The directory's names, states and counts, and the table of legal moves."""
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvtier.cache.directory import Directory
+from kvtier.cache.stored import StoredBlocks
 from kvtier.cache.transitions import MOVES, Move, State, after
 from kvtier.errors import InvariantError
 from kvtier.types import StoreKey
@@ -43,6 +45,35 @@ def test_columns_grow_and_handles_are_used_again():
     assert directory.admit(StoreKey(b"new"), 20) == handles[7]
     assert directory.length_bytes(handles[7]) == 20
     assert directory.check() == []
+
+
+def stored(keys):
+    count = len(keys)
+    numbers = np.arange(count)
+    return StoredBlocks([StoreKey(key) for key in keys], numbers * 3, numbers + 7, numbers + 1, numbers * 0 + 4096)
+
+
+def test_blocks_enrolled_at_once_are_what_they_are_one_by_one():
+    """After a restart a block has another place, length or generation, or its handle is given twice."""
+    keys = [b"%d" % i for i in range(3000)]
+    handles = np.random.default_rng(0).permutation(5000)[:3000]
+    free = sorted(set(range(5000)) - set(handles.tolist()))
+    ghosts = {free[0]: (StoreKey(b"g"), 5), free[1]: (StoreKey(b"17"), 6), int(handles[3]): (StoreKey(b"h"), 7)}
+    directory = Directory(3, persistent=[2])
+    assert directory.enroll(2, stored(keys), handles, ghosts) == [free[1], handles[3]]
+    assert directory.check() == []
+    assert (directory.ready, directory.idle_clean) == ([0, 0, 3000], [0, 0, 3000])
+    for i, handle in enumerate(handles.tolist()):
+        found = directory.find(StoreKey(keys[i])), directory.place(handle, 2), directory.generation(handle, 2)
+        assert (*found, directory.length_bytes(handle)) == (handle, 3 * i, i + 7, i + 1)
+    assert (directory.find(StoreKey(b"g")), directory.length_bytes(free[0])) == (free[0], 5)
+    assert directory.ghosts() == 1
+    new = {directory.admit(StoreKey(b"new%d" % i), 1) for i in range(3000)}
+    assert len(new) == 3000
+    assert not new & {*handles.tolist(), free[0]}
+    assert set(free) <= {*new, free[0]}
+    with pytest.raises(InvariantError, match="enrolled first"):
+        directory.enroll(2, stored([b"more"]), np.array([9999]))
 
 
 def test_letting_go_more_often_than_held_is_a_bug():

@@ -212,8 +212,8 @@ def test_a_reservation_that_gives_up_early_is_seen(monkeypatch):
     """The deadline of a load is shorter than was asked for."""
     begin = reservations.Reservations.begin
 
-    def hasty(self, ticket, match, blocks_total, deadline_s, now_s):
-        begin(self, ticket, match, blocks_total, now_s + (deadline_s - now_s) / 2, now_s)
+    def hasty(self, ticket, match, blocks_total, deadline_s, now_s, **how):
+        begin(self, ticket, match, blocks_total, now_s + (deadline_s - now_s) / 2, now_s, **how)
 
     monkeypatch.setattr(reservations.Reservations, "begin", hasty)
     assert "its time was cut" in first_failure(range(SEEN_WITHIN))

@@ -3,15 +3,17 @@
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES
 from kvtier.tiers.lmdb.index import Change, Index
+from kvtier.tiers.lmdb.room import Room
 from kvtier.types import Status
 
 MIN_FREE = 1 << 20
@@ -368,3 +370,135 @@ def test_what_a_crash_left_goes_before_anything_grows(tmp_path: Path, monkeypatc
     assert seen[0] == EXTENT
     assert store.read(range(3)) == [Status.DONE] * 3
     store.close()
+
+
+class LateDisk(SharedDisk):
+    """Claims nothing, and takes a page's disk when it is first written."""
+
+    claims = False
+    backed: set[int] = set()
+
+    def disk_bytes(self) -> int:
+        return 4096 * len(self.backed)
+
+    def write(self, buffers: Sequence[memoryview], offset: int) -> int:
+        length = sum(map(len, buffers))
+        pages = set(range(offset // 4096, (offset + length) // 4096)) - self.backed
+        if 4096 * len(pages) > self.disk_free_bytes():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.backed.update(pages)
+        return super().write(buffers, offset)
+
+
+def test_no_block_leaves_for_one_that_the_disk_refuses(tmp_path: Path) -> None:
+    """A disk that fills up under a store costs it one batch of blocks after the other, until none is left."""
+
+    class Disk(LateDisk):
+        backed: set[int] = set()
+
+    store = StoreDriver(tmp_path / "s", open_file=Disk.open)
+    assert store.write(range(6), LENGTH) == [Status.DONE] * 6
+    Disk.others = Disk.total - store.tier._store.slab.file.disk_bytes()
+    assert store.write([10, 11], LENGTH, evict=[0], note=b"x") == [Status.NO_ROOM] * 3 + [Status.DONE]
+    assert store.read(range(6)) == [Status.DONE] * 6
+    assert store.tier.check() == []
+    for number in range(3):  # what leaves makes room where the disk is ours already
+        assert store.write([], evict=[2 * number, 2 * number + 1]) == [Status.DONE] * 2
+        if number < 2:
+            assert store.write([20 + number, 30 + number], LENGTH) == [Status.DONE] * 2
+    assert store.write([22], LENGTH) == [Status.DONE]
+    assert sorted(store.kept) == [20, 21, 22, 30, 31]
+    assert store.tier.check() == []
+    allocator = store.tier._store.allocator
+    assert allocator.withheld_pages == 2 * LENGTH // 4096
+    Disk.others -= 2 * LENGTH - 1
+    store.write([])
+    assert allocator.withheld_pages == 2 * LENGTH // 4096
+    Disk.others -= 1
+    store.write([])
+    assert allocator.withheld_pages == 0
+    assert store.tier.check() == []
+    store.reopen()
+    assert sorted(store.kept) == [20, 21, 22, 30, 31]
+    store.close()
+
+
+def test_an_extent_that_the_disk_refuses_altogether_is_given_back(tmp_path: Path) -> None:
+    """An extent in which nothing can be written stays lent, and no other size may have it."""
+
+    class Disk(LateDisk):
+        backed: set[int] = set()
+        total = 64 << 20
+
+    store = StoreDriver(tmp_path / "s", open_file=Disk.open)
+    store.write([0], LENGTH)
+    store.write([], evict=[0])
+    write, Disk.write = Disk.write, lambda self, buffers, offset: no_space()
+    assert store.write([1, 2], LENGTH) == [Status.NO_ROOM] * 2
+    assert list(store.tier._store.allocator.lent()) == []
+    Disk.write = write
+    assert store.write([1, 2], LENGTH) == [Status.DONE] * 2
+    assert store.tier.check() == []
+    store.close()
+
+
+def no_space() -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_dead_readers_are_let_go_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that a dead reader saw are kept for good, and the index takes the room of blocks."""
+    store = StoreDriver(tmp_path / "s")
+    now_s, checks = [100.0], []
+    room = Room(store.tier._store, 0, LENGTH, clock=lambda: now_s[0])
+    monkeypatch.setattr(store.tier._store.index, "release_dead_readers", lambda: checks.append(now_s[0]))
+    for now_s[0] in (101.0, 129.9, 130.0, 131.0, 159.9, 160.5):
+        room.refresh()
+    assert checks == [130.0, 160.5]
+    store.close()
+
+
+def test_a_capacity_that_shrinks_is_kept_as_soon_as_blocks_have_left(tmp_path: Path) -> None:
+    """A store that is to take less goes on storing, or one that is to take more is full."""
+    store = StoreDriver(tmp_path / "s", capacity_bytes=8 << 20)
+    room = store.tier.room(LENGTH)
+    store.write(range(room), LENGTH)
+    assert store.tier.change_capacity(16 << 20).done
+    assert store.tier.room(LENGTH) > room * 0.8
+    store.write(range(room, room + 50), LENGTH)
+    assert store.tier.change_capacity(6 << 20).done
+    assert store.tier.capacity_bytes == 6 << 20
+    assert store.tier.room(LENGTH) == 0
+    assert store.write([900], LENGTH) == [Status.NO_ROOM]
+    while store.tier.excess_bytes():
+        store.write([], evict=extents_of(store)[0])
+    kept = sorted(store.kept)
+    assert 0 < len(kept) < room
+    used = sum(path.stat().st_blocks * 512 for path in (tmp_path / "s").rglob("*") if path.is_file())
+    assert used <= 6 << 20
+    assert store.read(kept) == [Status.DONE] * len(kept)
+    assert store.tier.check() == []
+    store.reopen(capacity_bytes=6 << 20)
+    assert sorted(store.kept) == kept
+    store.close()
+
+
+def test_a_capacity_that_cannot_be_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store would be left without room for a block, or believe a capacity that is not written down."""
+    store = StoreDriver(tmp_path / "s")
+    store.write([1])
+    room = store.tier.room(LENGTH)
+    refused = store.tier.change_capacity(100_000)
+    assert (refused.status, "Give at least" in refused.detail) == (Status.FAILED, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.tier._store.index, "commit", lambda change: no_space_in_index())
+        assert store.tier.change_capacity(16 << 20).status is Status.NO_ROOM
+    assert (store.tier.capacity_bytes, store.tier.room(LENGTH)) == (4 << 20, room)
+    store.close()
+    inline = StoreDriver(tmp_path / "t", payload="inline", capacity_bytes=8 << 20)
+    assert inline.tier.change_capacity(16 << 20).status is Status.FAILED
+    inline.close()
+
+
+def no_space_in_index() -> None:
+    raise lmdb.DiskError("no room")

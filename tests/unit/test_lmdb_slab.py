@@ -86,3 +86,37 @@ def test_nobody_writes_after_a_bug_was_told() -> None:
             writing.result()
     assert file.offsets.total() == 1
     slab.close()
+
+
+class MeetingFile(NotedFile):
+    """A disk that serves nobody before so many calls have come."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.meeting = threading.Barrier(calls)
+
+    def write(self, buffers: Sequence[memoryview], offset: int) -> int:
+        self.meeting.wait(timeout=20)
+        return super().write(buffers, offset)
+
+
+def test_small_blocks_from_all_over_are_moved_many_at_a_time() -> None:
+    """A disk waits for the next small call most of the time."""
+    file = MeetingFile(6)
+    slab = Slab(file, 2)
+    slab.write(scattered(12))
+    assert len(file.threads) >= 6
+    slab.close()
+
+
+def test_large_blocks_do_not_wake_more_threads_than_they_need() -> None:
+    """Threads beyond those that keep the disk busy take the engine's time."""
+    file = NotedFile()
+    slab = Slab(file, 2)
+    stride = 1 << 20
+    memory = memoryview(mmap.mmap(-1, 12 * stride))
+    slab.write(
+        [SlotIO(KEY, 2 * at * stride, stride, stride, memory[at * stride : (at + 1) * stride]) for at in range(12)]
+    )
+    assert len(file.threads) <= 2
+    slab.close()

@@ -101,12 +101,12 @@ def test_down_and_up(tiers: list[Any], codings: Codings, monkeypatch: pytest.Mon
     fill(gpu, numbers)
     for slot in range(host.traits.slots):
         host.slot(slot)[:] = b"\xee" * host.stride_bytes
-    done = carry_out(tiers, TransferBatch(1, 0, 1, tuple(transfer(n, n + 1, 40 - n) for n in numbers)), work)
+    done = carry_out(tiers, TransferBatch(1, 0, 1, tuple(transfer(n, n + 1, 40 - n) for n in numbers)), recoding=work)
     assert done.outcomes == tuple(Outcome(Status.DONE, 40 - n) for n in numbers)
     for n in numbers:
         want = coded(n, codings.codec)
         assert bytes(host.slot(40 - n)) == want.ljust(host.stride_bytes, b"\0"), n
-    done = carry_out(tiers, TransferBatch(2, 1, 0, tuple(transfer(n, 40 - n, n + 50) for n in numbers)), work)
+    done = carry_out(tiers, TransferBatch(2, 1, 0, tuple(transfer(n, 40 - n, n + 50) for n in numbers)), recoding=work)
     assert done.outcomes == tuple(Outcome(Status.DONE, n + 50) for n in numbers)
     for n in numbers:
         want = decoded(n, codings.codec)
@@ -120,13 +120,13 @@ def test_half_of_a_batch_fails(tiers: list[Any], codings: Codings) -> None:
     fill(gpu, range(9))
     gpu.refused = frozenset({3, 5})  # one among four that are coded together, and one by itself
     batch = TransferBatch(1, 0, 1, tuple(transfer(n, n + 1, n) for n in range(9)))
-    ends = carry_out(tiers, batch, work).outcomes
+    ends = carry_out(tiers, batch, recoding=work).outcomes
     assert [end.status is Status.DONE for end in ends] == [n not in (2, 4) for n in range(9)]
     host.slot(5)[0] ^= 0x40  # no codec
     host.slot(8)[12] ^= 0x01  # another length
     numbers = [n for n in range(9) if n not in (2, 4)]
     back = TransferBatch(2, 1, 0, tuple(transfer(n, n, n + 50) for n in numbers))
-    ends = carry_out(tiers, back, work).outcomes
+    ends = carry_out(tiers, back, recoding=work).outcomes
     assert [end.status for end in ends] == [Status.CORRUPT if n in (5, 8) else Status.DONE for n in numbers]
     for n in numbers:
         if n not in (5, 8):
@@ -137,7 +137,7 @@ def test_a_lost_device_is_said_of_all(tiers: list[Any], codings: Codings) -> Non
     """Blocks on a device that is gone are reported as copied."""
     tiers[0].lost = True
     batch = TransferBatch(1, 0, 1, tuple(transfer(n, n + 1, n) for n in range(3)))
-    ends = carry_out(tiers, batch, Recoding(codings, max(LENGTHS))).outcomes
+    ends = carry_out(tiers, batch, recoding=Recoding(codings, max(LENGTHS))).outcomes
     assert [end.status for end in ends] == [Status.DEVICE_LOST] * 3
 
 
@@ -148,7 +148,7 @@ def test_a_group_that_the_model_has_not(tiers: list[Any], codings: Codings) -> N
     fill(gpu, range(2))
     strange = Transfer(9, key_of(9, 7), 1, 0, 9, LENGTHS[0])
     batch = TransferBatch(1, 0, 1, (transfer(0, 1, 0), strange, transfer(1, 2, 1)))
-    ends = carry_out(tiers, batch, work).outcomes
+    ends = carry_out(tiers, batch, recoding=work).outcomes
     assert [end.status for end in ends] == [Status.DONE, Status.FAILED, Status.DONE]
     with pytest.raises(UsageError, match="no such group"):
         work.coded_bytes(strange)

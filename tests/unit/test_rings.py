@@ -1,5 +1,6 @@
 """Rings against plain lists."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +109,21 @@ def test_check_sees_damage(column: str, at: int, value: int, finding: str) -> No
     rings.move(range(3), 1)
     getattr(rings, column)[at] = value
     assert any(finding in text for text in rings.check())
+
+
+@given(st.lists(st.tuples(st.sampled_from(RINGS), st.integers(0, 60)), unique_by=lambda step: step[1], max_size=40))
+def test_many_at_once_enter_as_one_by_one(members):
+    """A policy that comes back after a restart has another order, or links that lead nowhere."""
+    one_by_one, at_once = Rings(3), Rings(3)
+    for half in (members[:20], members[20:]):
+        for ring in RINGS:
+            part = [index for where, index in half if where == ring]
+            one_by_one.move(part, ring)
+            at_once.fill(ring, np.array(part, np.int64))
+    for ring in RINGS:
+        assert list(at_once.walk(ring)) == list(one_by_one.walk(ring))
+    assert at_once.lens == one_by_one.lens
+    assert at_once.check() == []
+    indexes = np.arange(100)
+    for rings in ((), (1,), (2, 3)):
+        assert at_once.marked(indexes, rings).tolist() == [at_once.ring_of(i) in rings for i in range(100)]

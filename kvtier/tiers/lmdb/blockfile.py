@@ -28,6 +28,8 @@ NO_DIRECT = "the filesystem refuses O_DIRECT; blocks go through the page cache"
 class BlockFile:
     """An open slab file. `direct`: reads and writes bypass the page cache, and need page-aligned memory."""
 
+    gives_back = True  # the disk of what is not used any more
+
     def __init__(self, fd: int, direct: bool) -> None:
         self._fd = fd
         self.direct = direct

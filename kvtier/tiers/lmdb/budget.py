@@ -29,11 +29,15 @@ FILESYSTEM_SHARE = 256
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The split. The index may later grow at the cost of extents that are not lent yet."""
+    """The split. The index may later grow at the cost of extents that are not lent yet.
+
+    share: what `capacity_bytes` is of the capacity that the user gave, as a fraction; for the message.
+    """
 
     capacity_bytes: int
     extent_bytes: int
     index_bytes: int
+    share: tuple[int, int] = (1, 1)
 
     @property
     def overhead_bytes(self) -> int:
@@ -60,19 +64,20 @@ def split(
     index_bytes_min: int = 0,
     lent_extents: int = 0,
     reachable_bytes: int | None = None,
+    share: tuple[int, int] = (1, 1),
 ) -> Budget:
     """Split a capacity for blocks of up to `length_bytes_max`.
 
     extent_bytes: of the existing store, None for a new one. index_bytes_min: what its index takes already.
     lent_extents: that hold blocks; they are not given up for an index that could be larger, only for a capacity
     that is smaller. reachable_bytes: how much of the capacity the disk can give a new store; its extents follow that.
-    where: the place in the configuration, for the message. Raises ConfigError with the numbers.
+    where: the place in the configuration, for the message; share: as in Budget. Raises ConfigError with the numbers.
     """
     stride = page_aligned(length_bytes_max)
     index_bytes_least = max(INDEX_BYTES_MIN, page_aligned(index_bytes_min))
     if extent_bytes is None:
         extent_bytes = _extent_bytes(capacity_bytes, stride, reachable_bytes)
-        if Budget(capacity_bytes, extent_bytes, index_bytes_least).slots(stride) < SLOTS_MIN:
+        if Budget(capacity_bytes, extent_bytes, index_bytes_least, share).slots(stride) < SLOTS_MIN:
             extent_bytes = stride  # nothing is left over at an extent's end
     elif stride > extent_bytes:
         raise ConfigError(
@@ -81,14 +86,14 @@ def split(
             f"{readable_bytes(stride, up=True)}",
             "Use a new path, or delete the store to have it created anew",
         )
-    least = Budget(capacity_bytes, extent_bytes, index_bytes_least)
+    least = Budget(capacity_bytes, extent_bytes, index_bytes_least, share)
     if least.slots(stride) < SLOTS_MIN:
         raise _too_small(least, stride, where)
     wanted = max(INDEX_BYTES_MIN, capacity_bytes // INDEX_SHARE, capacity_bytes // stride * RECORD_BYTES)
     wanted = page_aligned(min(wanted, capacity_bytes // 8))
     beside_extents = least.index_bytes_max(max(lent_extents, _extents_min(extent_bytes, stride)))
     index_bytes = max(index_bytes_least, min(wanted, beside_extents // PAGE_BYTES * PAGE_BYTES))
-    return Budget(capacity_bytes, extent_bytes, index_bytes)
+    return Budget(capacity_bytes, extent_bytes, index_bytes, share)
 
 
 def _extent_bytes(capacity_bytes: int, stride: int, reachable_bytes: int | None) -> int:
@@ -107,11 +112,14 @@ def _too_small(budget: Budget, stride: int, where: str) -> ConfigError:
     fixed_bytes = budget.index_bytes + OVERHEAD_BYTES
     fixed_bytes += _extents_min(budget.extent_bytes, stride) * budget.extent_bytes
     needed_bytes = fixed_bytes + (fixed_bytes - 1) // (FILESYSTEM_SHARE - 1)
+    part, whole = budget.share
+    needed_bytes = -(-needed_bytes * whole // part)
+    of_it = "" if part == whole else f" ({part}/{whole} of the capacity)"
     left_bytes = budget.index_bytes_max(0) - budget.index_bytes
     left = f"leave {readable_bytes(left_bytes)}" if left_bytes > 0 else "leave nothing"
     return ConfigError(
         f"{where}.capacity",
-        f"{readable_bytes(budget.capacity_bytes)}, less {readable_bytes(budget.index_bytes)} of index and "
+        f"{readable_bytes(budget.capacity_bytes)}{of_it}, less {readable_bytes(budget.index_bytes)} of index and "
         f"{readable_bytes(budget.overhead_bytes, up=True)} of overhead, {left}: {budget.extents_max} extents of "
         f"{readable_bytes(budget.extent_bytes)}, {budget.slots(stride)} blocks of {readable_bytes(stride)}; a store "
         f"needs room for {SLOTS_MIN}",

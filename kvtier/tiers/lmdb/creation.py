@@ -12,7 +12,7 @@ from pathlib import Path
 from kvtier.config.units import readable_bytes
 from kvtier.errors import StoreError, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import NO_SPACE, free_bytes
-from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, SLAB_NAME
+from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ def wipe(folder: Path) -> None:
     """Start anew, because nothing in the store can be believed."""
     _log.warning("%s: the machine went down under durability none; starting with an empty store", folder)
     (folder / SLAB_NAME).unlink(missing_ok=True)  # first: an index without a slab opens as an empty store
+    shutil.rmtree(folder / PAYLOAD_NAME, ignore_errors=True)
     shutil.rmtree(folder / INDEX_NAME, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ from kvtier.errors import CorruptBlock, StoreError, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import claim, disk_bytes
 from kvtier.tiers.lmdb.layout import TABLES
 from kvtier.tiers.lmdb.pages import check_index
+from kvtier.tiers.lmdb.records import Records
 from kvtier.types import PAGE_BYTES
 
 # durability -> (sync, metasync). Syncing by hand after commits without sync=True is not the same: it lost whole
@@ -62,6 +63,7 @@ class Index:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._found = Records()  # at the opening
         self._data = -1  # the file that LMDB keeps its pages in, if we may write
         self._gate = threading.Lock()  # LMDB must not change its map while a transaction of ours reads it
         with self._begin() as txn:
@@ -83,9 +85,8 @@ class Index:
         sync, metasync = SYNC_MODES[durability]
         folder.mkdir(mode=0o700, exist_ok=True)
         _claim_readers(folder)
-        index = _opened(
-            folder, check=True, map_size=index_bytes, sync=sync, metasync=metasync, mode=0o600, readahead=False
-        )
+        options = {"map_size": index_bytes, "sync": sync, "metasync": metasync, "mode": 0o600, "readahead": False}
+        index = _opened(folder, check=True, collect=True, **options)
         try:
             index._data = os.open(folder / DATA_NAME, os.O_RDWR | os.O_CLOEXEC)  # the folder may move while it is open
         except BaseException:
@@ -100,6 +101,17 @@ class Index:
         return _opened(folder, check=not live, readonly=True, lock=live, create=False, readahead=False)
 
     # ------------------------------------------------------------ reads
+
+    def found(self) -> Records:
+        """The records that were there when the index was opened for writing; once, before the first commit."""
+        found, self._found = self._found, Records()
+        return found
+
+    def records(self) -> Records:
+        """The records of now."""
+        records = Records()
+        records.add_rows(self.rows("blocks"))
+        return records
 
     def get(self, table: str, key: bytes) -> bytes | None:
         with self._gate, self._begin(self._tables[table]) as txn:
@@ -236,17 +248,20 @@ def _claim_readers(folder: Path) -> None:
         os.close(fd)
 
 
-def _opened(folder: Path, *, check: bool, **options: Any) -> Index:
+def _opened(folder: Path, *, check: bool, collect: bool = False, **options: Any) -> Index:
     data = folder / DATA_NAME
+    found = Records()
     try:
         if check and data.exists():
-            check_index(data)
+            found = check_index(data, "blocks" if collect else None)
         env = lmdb.open(str(folder), max_dbs=len(TABLES), max_readers=_READERS_MAX, **options)
     except (CorruptBlock, lmdb.Error) as error:
         raise _refused(folder, error) from error
     try:
         env.reader_check()  # whoever died before us may have filled the reader table
-        return Index(env)
+        index = Index(env)
+        index._found = found
+        return index
     except (CorruptBlock, lmdb.Error) as error:
         env.close()
         raise _refused(folder, error) from error

@@ -18,12 +18,15 @@ from kvtier.errors import CorruptBlock
 from kvtier.types import GROUP_BYTES, HASH_BYTES_MAX, PAGE_BYTES, BlockKey, page_aligned
 
 FORMAT_VERSION = 1
+INLINE_FORMAT_VERSION = 2  # the payloads are rows of `PAYLOAD_NAME`, not slots of a slab
+FORMATS = {"slab": FORMAT_VERSION, "inline": INLINE_FORMAT_VERSION}
 RECORD_VERSION = 1
 CODED_RECORD_VERSION = 2  # of a block that is kept coded: what does not know codecs leaves it alone
 
 LOCK_NAME = "lock"
 SLAB_NAME = "slab"
 INDEX_NAME = "index"
+PAYLOAD_NAME = "payload"
 TABLES = ("meta", "namespaces", "extents", "blocks", "sidecar")
 
 HEADER_KEY = b"header"
@@ -41,6 +44,8 @@ _CHECK = struct.Struct("<Q")
 CODEC_NUMBERS = {"int8": 2, "fp8": 3, "exp4": 4}  # as in the head of a coded block
 CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
 
+RECORD_HEAD_BYTES = _RECORD.size  # before the block's key
+CHECK_BYTES = _CHECK.size
 LENGTH_BYTES_MAX = 2**32 - 1
 
 

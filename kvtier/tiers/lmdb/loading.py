@@ -7,21 +7,25 @@ a note: records that a drop left behind, and the older of two blocks with the sa
 Units: bytes, pages of 4096 bytes. Columns, not objects: a million records would leave 500 MB of holes behind.
 """
 
-from array import array
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.allocator.extents import ExtentAllocator
+from kvtier.cache.stored import StoredBlocks
 from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.index import Change, Index
-from kvtier.tiers.lmdb.layout import ID_KEY, PLACE_KEY, Record, decode_extent, decode_namespace, decode_record
+from kvtier.tiers.lmdb.layout import ID_KEY, PLACE_KEY, decode_extent, decode_namespace, decode_record
 from kvtier.tiers.lmdb.names import TierNames
-from kvtier.types import PAGE_BYTES, StoredBlock, StoreKey, store_key
+from kvtier.tiers.lmdb.records import Columns, Records
+from kvtier.types import NAMESPACE_BYTES, PAGE_BYTES, StoreKey, store_key
 
 Rows = NDArray[np.int64]  # numbers of rows in `Blocks`
+_COLUMNS = {"generation": np.uint64, "extent": np.uint32, "slot": np.uint32, "namespace": np.uint32}
+_COLUMNS |= {"length": np.uint32, "place": np.uint32, "stride": np.int64}
 
 
 class Blocks:
@@ -29,37 +33,37 @@ class Blocks:
 
     def __init__(self) -> None:
         self.keys: list[StoreKey] = []
-        self._columns = {name: array(kind) for name, kind in zip(_COLUMNS, "QIIIII", strict=True)}
         self.order: Rows = np.empty(0, np.int64)
+        self._chunks: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()}
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def __iter__(self) -> Iterator[StoredBlock]:
-        generations, _, _, _, lengths, places = self._columns.values()
-        for row in self.order.tolist():
-            yield StoredBlock(self.keys[row], places[row], generations[row], lengths[row])
-
-    def add(self, key: StoreKey, *cells: int) -> None:
-        """One more row; `cells` in the order of `_COLUMNS`."""
-        self.keys.append(key)
-        for column, cell in zip(self._columns.values(), cells, strict=True):
-            column.append(cell)
+    def add(self, keys: list[StoreKey], columns: Columns) -> None:
+        """More rows."""
+        self.keys += keys
+        for name, chunks in self._chunks.items():
+            chunks.append(columns[name])
 
     def sort(self) -> None:
-        """All rows count, by generation."""
+        """All rows are there, and all count, by generation."""
+        for name, chunks in self._chunks.items():
+            self._chunks[name] = [np.concatenate(chunks, dtype=_COLUMNS[name], casting="unsafe")]
         self.order = np.argsort(self.column("generation"), kind="stable")
 
-    def column(self, name: str) -> NDArray[np.unsignedinteger]:
-        """A view of one column, by row. No row may be added while it lives."""
-        column = self._columns[name]
-        return np.frombuffer(column, column.typecode)
+    def column(self, name: str) -> NDArray[Any]:
+        """One column, by row, once they are sorted."""
+        (column,) = self._chunks[name]
+        return column
 
     def place_key(self, row: int) -> bytes:
-        return PLACE_KEY.pack(self._columns["extent"][row], self._columns["slot"][row])
+        return PLACE_KEY.pack(self.column("extent")[row], self.column("slot")[row])
 
-
-_COLUMNS = ("generation", "extent", "slot", "tier_id", "length", "place")
+    def stored(self) -> StoredBlocks:
+        """Those that count, in their order."""
+        sizes = (self.column(name)[self.order] for name in ("place", "generation", "length", "stride"))
+        keys = self.keys
+        return StoredBlocks([keys[row] for row in self.order.tolist()], *sizes)
 
 
 @dataclass(slots=True)
@@ -73,6 +77,70 @@ class Stock:
     strides_before: dict[int, int] = field(default_factory=dict)  # of all that have a row
     generation_next: int = 1
     evicted_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """What a record must fit: the namespaces, the extents' strides in pages, an extent, the file."""
+
+    names: TierNames
+    strides: dict[int, int]
+    extent_pages: int
+    length_bytes: int
+
+    def believes(self, columns: Columns) -> NDArray[np.bool_]:
+        """Which of these records `judge` would place."""
+        named = _mapped(columns["namespace"], lambda tier_id: self.names.to_local(tier_id) is not None)
+        stride_pages, place = self._places(columns)
+        page_end = columns["slot"].astype(np.int64) * stride_pages + stride_pages
+        right: NDArray[np.bool_] = (named == 1) & (stride_pages == columns["pages"])
+        return right & (page_end <= self.extent_pages) & ((place + stride_pages) * PAGE_BYTES <= self.length_bytes)
+
+    def located(self, columns: Columns) -> tuple[list[StoreKey], Columns]:
+        """Believed records with engine-local keys, and their places."""
+        key_bytes = columns["key"].itemsize
+        named = np.empty(len(columns["key"]), [("namespace", f">u{NAMESPACE_BYTES}"), ("key", f"V{key_bytes}")])
+        named["namespace"] = _mapped(columns["namespace"], lambda tier_id: self.names.to_local(tier_id) or 0)
+        named["key"] = columns["key"]
+        stride_pages, places = self._places(columns)
+        placed = columns | {"place": places, "stride": stride_pages * PAGE_BYTES}
+        return named.view(f"V{NAMESPACE_BYTES + key_bytes}").tolist(), placed
+
+    def _places(self, columns: Columns) -> tuple[Rows, Rows]:
+        """Stride in pages (0: the extent is not lent) and first page of each record's slot."""
+        strides = _mapped(columns["extent"], lambda extent: self.strides.get(extent, 0))
+        first_pages = columns["extent"].astype(np.int64) * self.extent_pages
+        return strides, first_pages + columns["slot"].astype(np.int64) * strides
+
+    def judge(self, place_key: bytes, row: bytes) -> tuple[list[StoreKey], Columns] | None:
+        """One record, as `located` has it; None if a drop left it behind. Raises CorruptBlock."""
+        if len(place_key) != PLACE_KEY.size:
+            raise CorruptBlock("record at no place")
+        record = decode_record(place_key, row)
+        local = self.names.to_local(record.namespace)
+        if local is None:
+            if record.namespace < self.names.limit:
+                return None
+            raise CorruptBlock(f"namespace {record.namespace} is unknown")
+        extent, slot = PLACE_KEY.unpack(place_key)
+        stride_pages = self.strides.get(extent)
+        if stride_pages is None or stride_pages * PAGE_BYTES != record.stride_bytes:
+            raise CorruptBlock(f"length {record.length_bytes} in an extent of {stride_pages} pages per slot")
+        page = slot * stride_pages
+        place = extent * self.extent_pages + page
+        if page + stride_pages > self.extent_pages or (place + stride_pages) * PAGE_BYTES > self.length_bytes:
+            raise CorruptBlock("its slot lies outside the slab")
+        cells = record.generation, extent, slot, record.namespace, record.raw_bytes, place, record.stride_bytes
+        columns = {name: np.array([cell]) for name, cell in zip(_COLUMNS, cells, strict=True)}
+        return [store_key(local, record.key)], columns
+
+
+def _mapped(column: NDArray[Any], number_of: Callable[[int], int]) -> Rows:
+    """A number for each cell, asked for once for neighbours that are alike."""
+    starts = np.flatnonzero(column[1:] != column[:-1]) + 1
+    bounds = np.concatenate(([0], starts, [len(column)]))
+    numbers = [number_of(cell) for cell in column[bounds[:-1]].tolist()] if len(column) else []
+    return np.repeat(np.array(numbers, np.int64), np.diff(bounds)[: len(numbers)])
 
 
 def load_names(index: Index, names: TierNames) -> list[str]:
@@ -89,14 +157,15 @@ def load_names(index: Index, names: TierNames) -> list[str]:
 def take_stock(
     index: Index, names: TierNames, allocator: ExtentAllocator, slab_bytes: int, fixed: bool = False
 ) -> Stock:
-    """Read the whole index and adopt its extents into `allocator`, which is empty.
+    """Judge what the opening of the index found, and adopt its extents into `allocator`, which is empty.
 
     If more extents are lent than it allows (the capacity became smaller), whole extents are evicted, those first
     whose newest block is oldest; in a file that can only be cut (`fixed`), those at its end.
     """
     stock = Stock()
     strides = stock.strides_before = _extent_rows(index, stock)
-    _read(index, names, strides, allocator.extent_pages, slab_bytes, stock)
+    slab = Slab(names, strides, allocator.extent_pages, slab_bytes)
+    _read(index, index.found(), slab, stock)
     if len(stock.blocks):
         stock.generation_next = int(stock.blocks.column("generation").max()) + 1
     _keep_newest_of_each_key(stock)
@@ -109,13 +178,13 @@ def take_stock(
     return stock
 
 
-def list_blocks(index: Index, names: TierNames, allocator: ExtentAllocator, slab_bytes: int) -> Blocks:
+def list_blocks(index: Index, names: TierNames, allocator: ExtentAllocator, slab_bytes: int) -> StoredBlocks:
     """The blocks of an open store, oldest first, without adopting or changing anything."""
     stock = Stock()
     strides = {extent: stride for extent, stride, _ in allocator.lent()}
-    _read(index, names, strides, allocator.extent_pages, slab_bytes, stock)
+    _read(index, index.records(), Slab(names, strides, allocator.extent_pages, slab_bytes), stock)
     _keep_newest_of_each_key(stock)
-    return stock.blocks
+    return stock.blocks.stored()
 
 
 def _extent_rows(index: Index, stock: Stock) -> dict[int, int]:
@@ -131,14 +200,22 @@ def _extent_rows(index: Index, stock: Stock) -> dict[int, int]:
     return strides
 
 
-def _read(
-    index: Index, names: TierNames, strides: dict[int, int], extent_pages: int, slab_bytes: int, stock: Stock
-) -> None:
+def _read(index: Index, records: Records, slab: Slab, stock: Stock) -> None:
     """Every record that is believed, by generation; the others are noted or to be removed."""
-    blocks = stock.blocks
-    for place_key, row in index.rows("blocks"):
+    doubtful = records.doubtful
+    for columns in records.drain():
+        right = slab.believes(columns)
+        places = np.stack((columns["extent"], columns["slot"]), axis=1)[~right]
+        doubtful += [PLACE_KEY.pack(*place) for place in places.tolist()]
+        if not right.all():
+            columns = {name: column[right] for name, column in columns.items()}
+        stock.blocks.add(*slab.located(columns))
+    doubtful.sort()
+    for place_key, row in zip(doubtful, index.fetch(doubtful), strict=True):
+        if row is None:
+            continue  # it went meanwhile
         try:
-            found = _validated(place_key, row, names, strides, extent_pages, slab_bytes)
+            found = slab.judge(place_key, row)
         except CorruptBlock as error:
             stock.findings.append(f"record {place_key.hex()}: {error}")
             stock.change.blocks[place_key] = None
@@ -146,44 +223,23 @@ def _read(
             if found is None:
                 stock.change.blocks[place_key] = None
             else:
-                record, local, extent, slot, place = found
-                cells = record.generation, extent, slot, record.namespace, record.raw_bytes, place
-                blocks.add(store_key(local, record.key), *cells)
-    blocks.sort()
-
-
-def _validated(
-    place_key: bytes, row: bytes, names: TierNames, strides: dict[int, int], extent_pages: int, slab_bytes: int
-) -> tuple[Record, int, int, int, int] | None:
-    """A record, its local namespace, extent, slot and place; None if a drop left it behind. Raises CorruptBlock."""
-    if len(place_key) != PLACE_KEY.size:
-        raise CorruptBlock("record at no place")
-    record = decode_record(place_key, row)
-    local = names.to_local(record.namespace)
-    if local is None:
-        if record.namespace < names.limit:
-            return None
-        raise CorruptBlock(f"namespace {record.namespace} is unknown")
-    extent, slot = PLACE_KEY.unpack(place_key)
-    stride_pages = strides.get(extent)
-    if stride_pages is None or stride_pages * PAGE_BYTES != record.stride_bytes:
-        raise CorruptBlock(f"length {record.length_bytes} in an extent of {stride_pages} pages per slot")
-    page = slot * stride_pages
-    place = extent * extent_pages + page
-    if page + stride_pages > extent_pages or (place + stride_pages) * PAGE_BYTES > slab_bytes:
-        raise CorruptBlock("its slot lies outside the slab")
-    return record, local, extent, slot, place
+                stock.blocks.add(*found)
+    stock.blocks.sort()
 
 
 def _keep_newest_of_each_key(stock: Stock) -> None:
     blocks = stock.blocks
-    if len(set(blocks.keys)) == len(blocks.keys):
+    hashes = np.fromiter(map(hash, blocks.keys), np.int64, len(blocks.keys))  # Python keeps them: a dict follows
+    hashes.sort()
+    if not (hashes[1:] == hashes[:-1]).any():
         return
     newest = {blocks.keys[row]: row for row in blocks.order.tolist()}  # by generation: the last one wins
     _keep(stock, np.isin(blocks.order, list(newest.values())))
 
 
 def _keep_within_capacity(extents_max: int, fixed: bool, stock: Stock) -> None:
+    if not fixed and len(stock.strides_before) <= extents_max:
+        return
     extents = stock.blocks.column("extent")[stock.blocks.order]
     newest = dict(zip(extents.tolist(), range(len(extents)), strict=True))  # extent -> its last row in order
     if fixed:
@@ -206,10 +262,11 @@ def _adopt(strides: dict[int, int], allocator: ExtentAllocator, stock: Stock) ->
     blocks = stock.blocks
     extents = blocks.column("extent")[blocks.order]
     by_extent = np.argsort(extents, kind="stable")
-    found, starts = np.unique(extents[by_extent], return_index=True)
-    rows = np.split(blocks.order[by_extent], starts[1:]) if len(found) else []
-    slots, owners = blocks.column("slot"), blocks.column("tier_id")
-    for extent, members in zip(found.tolist(), rows, strict=True):
-        allocator.adopt(extent, strides[extent], slots[members].tolist(), owners[members].tolist())
+    extents = extents[by_extent]
+    starts = np.flatnonzero(np.diff(extents, prepend=np.int64(-1)))
+    slots, owners = (blocks.column(name)[blocks.order[by_extent]] for name in ("slot", "namespace"))
+    ends = np.append(starts, len(extents))[1:]
+    for extent, first, end in zip(extents[starts].tolist(), starts, ends, strict=True):
+        allocator.adopt(extent, strides[extent], slots[first:end], owners[first:end])
         stock.strides[extent] = strides[extent]
     stock.change.extents.update((ID_KEY.pack(extent), None) for extent in strides.keys() - stock.strides.keys())

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from kvtier.errors import CorruptBlock
+from kvtier.errors import CorruptBlock, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.folder import (
     expect_access,
@@ -28,6 +28,7 @@ from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
     ID_KEY,
     INDEX_NAME,
+    INLINE_FORMAT_VERSION,
     LOCK_NAME,
     NAMESPACE_KEY,
     PLACE_KEY,
@@ -95,6 +96,10 @@ class StoreReader:
             index = ForeignIndex(folder, live, stamp)
             undo.callback(index.close)
             header = index.header()
+            if header is not None and header.format == INLINE_FORMAT_VERSION:
+                raise StoreFormatError(
+                    str(folder), "its payloads are inline, and this looks into slabs only", "Open it with a cache"
+                )
             if header is None and not length_of(folder / SLAB_NAME):
                 raise unfinished(folder)
             if header is None or not (folder / SLAB_NAME).is_file():

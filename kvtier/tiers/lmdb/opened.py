@@ -19,6 +19,7 @@ from kvtier.tiers.lmdb.blockfile import NO_SPACE
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, Budget
 from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, sync_names
 from kvtier.tiers.lmdb.index import Index, IndexFull, errno_of
+from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import GENERATION_KEY, HEADER_KEY, Header, encode_header, encode_limit
 from kvtier.tiers.lmdb.loading import Stock
 from kvtier.tiers.lmdb.lock import StoreLock, WriterState
@@ -43,7 +44,7 @@ class OpenStore:
     state: WriterState
     header: Header
     index: Index
-    slab: Slab
+    slab: Slab | InlineSlab
     allocator: ExtentAllocator
     names: TierNames
     budget: Budget

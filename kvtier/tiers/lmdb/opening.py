@@ -19,19 +19,21 @@ import lmdb
 
 from kvtier.allocator.extents import ExtentAllocator
 from kvtier.blocks.namespace import NamespaceTable
-from kvtier.errors import CorruptBlock, StoreFormatError
+from kvtier.errors import ConfigError, CorruptBlock, StoreFormatError
 from kvtier.notices import say_once
 from kvtier.tiers.lmdb.blockfile import NO_DIRECT, BlockFile, free_bytes
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST, Budget, split
 from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, make_folder, refusal, wipe
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, Index, IndexFull
+from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
-    FORMAT_VERSION,
+    FORMATS,
     GENERATION_KEY,
     HEADER_KEY,
     INDEX_NAME,
     LOCK_NAME,
     NAMESPACE_KEY,
+    PAYLOAD_NAME,
     SLAB_NAME,
     Header,
     decode_header,
@@ -57,7 +59,7 @@ def open_store(
     try:
         notes = settings.check_filesystem(folder)
         if not (folder / LOCK_NAME).exists():
-            split(settings.capacity_bytes, settings.length_bytes_max, settings.where)  # refuse before creating
+            split(settings.budget_bytes, settings.length_bytes_max, settings.where, share=settings.share)  # may refuse
             if free_bytes(folder) < NEW_STORE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             make_folder(folder)
@@ -86,10 +88,12 @@ def _open_locked(
         wipe(folder)
     index, header = _open_index(folder, lock, settings)
     undo.callback(index.close)
+    if header is not None:
+        _expect_kind(folder, header, settings)
     budget = _budget(folder, index, header, settings)
     header = _header_now(header, budget, settings)
     state = WriterState(os.getpid(), boot_id(), settings.durability, clean=False)
-    slab = Slab(open_file(folder / SLAB_NAME), settings.io_threads)
+    slab = _open_slab(folder, settings, open_file)
     undo.callback(slab.close)
     punches = slab.file.punches()
 
@@ -119,19 +123,47 @@ def _open_locked(
     return store
 
 
+def _open_slab(folder: Path, settings: Settings, open_file: Callable[[Path], BlockFile]) -> Slab | InlineSlab:
+    if settings.payload == "slab":
+        return Slab(open_file(folder / SLAB_NAME), settings.io_threads)
+    map_bytes = (settings.capacity_bytes - settings.budget_bytes) // PAGE_BYTES * PAGE_BYTES
+    try:
+        return InlineSlab.open(folder / PAYLOAD_NAME, settings.durability, map_bytes)
+    except CorruptBlock as error:
+        raise DamagedStore(str(folder), f"the payloads cannot be read: {error}", DAMAGE_REMEDY) from error
+
+
+def _expect_kind(folder: Path, header: Header, settings: Settings) -> None:
+    """Raises ConfigError if the store keeps its payloads elsewhere than the configuration says."""
+    kept = next(name for name, version in FORMATS.items() if version == header.format)
+    if kept != settings.payload:
+        raise ConfigError(
+            f"{settings.where}.payload",
+            f"the store in {folder} was made with payload: {kept}",
+            f"Use {kept}, or give this cache a path of its own",
+        )
+
+
 def _budget(folder: Path, index: Index, header: Header | None, settings: Settings) -> Budget:
     """How the capacity is split now. An index that claimed more of the disk than it used gives way to a smaller one.
 
     A new store's extents follow what the disk can give, and stay so.
     """
-    sizes = settings.capacity_bytes, settings.length_bytes_max
+    sizes = settings.budget_bytes, settings.length_bytes_max
     if header is None:
         reachable_bytes = settings.reachable_bytes(folder, free_bytes(folder))
-        return split(*sizes, settings.where, reachable_bytes=reachable_bytes, index_bytes_min=index.map_bytes())
+        least_bytes = index.map_bytes()
+        return split(
+            *sizes,
+            settings.where,
+            reachable_bytes=reachable_bytes,
+            index_bytes_min=least_bytes,
+            share=settings.share,
+        )
     if settings.capacity_bytes < header.capacity_bytes:
         index.trim()
     lent = sum(1 for _ in index.rows("extents"))
-    return split(*sizes, settings.where, header.extent_bytes, index.map_bytes(), lent)
+    return settings.budget_beside(header.extent_bytes, index.map_bytes(), lent)
 
 
 def _tell(store: OpenStore, notes: list[str]) -> None:
@@ -139,7 +171,7 @@ def _tell(store: OpenStore, notes: list[str]) -> None:
     for note in notes:
         say_once(_log, str(store.folder), note.partition(":")[0], note)
     store.notes += notes
-    if not store.slab.file.direct:
+    if isinstance(store.slab, Slab) and not store.slab.file.direct:
         store.notes.append(NO_DIRECT)  # said by whoever tried
     if not store.punches:
         store.notes.append("the filesystem takes no part of a file back: evicted blocks keep their disk until reused")
@@ -190,10 +222,10 @@ def read_header(folder: Path, index: Index) -> Header | None:
         return None
     try:
         version = format_of(row)
-        if version != FORMAT_VERSION:
+        if version not in FORMATS.values():
             raise StoreFormatError(
                 str(folder),
-                f"it has format {version}, and this kvtier reads format {FORMAT_VERSION}",
+                f"it has format {version}, and this kvtier reads format {' and '.join(map(str, FORMATS.values()))}",
                 "Use the kvtier that made it, or give this cache a path of its own",
             )
         return decode_header(row)
@@ -204,7 +236,13 @@ def read_header(folder: Path, index: Index) -> Header | None:
 def _header_now(header: Header | None, budget: Budget, settings: Settings) -> Header:
     if header is None:
         header = Header(
-            FORMAT_VERSION, budget.extent_bytes, PAGE_BYTES, uuid.uuid4().bytes, time.time_ns() // 10**6, 0, ""
+            FORMATS[settings.payload],
+            budget.extent_bytes,
+            PAGE_BYTES,
+            uuid.uuid4().bytes,
+            time.time_ns() // 10**6,
+            0,
+            "",
         )
     return replace(header, capacity_bytes=settings.capacity_bytes, durability=settings.durability)
 

@@ -9,7 +9,8 @@ Units: bytes; strides and places in pages of 4096 bytes.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import lmdb
@@ -23,6 +24,7 @@ from kvtier.types import PAGE_BYTES, page_aligned
 _log = logging.getLogger(__name__)
 
 _INDEX_STEP_BYTES = MIB // 4
+READER_CHECK_S = 30.0
 
 
 class Room:
@@ -34,6 +36,7 @@ class Room:
         min_free_bytes: int,
         length_bytes_max: int,
         slot_bytes: Callable[[int], int] = page_aligned,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """slot_bytes: how long the slot is that a block of a length gets."""
         self.length_bytes_max = length_bytes_max
@@ -47,7 +50,11 @@ class Room:
         self._spare_bytes = 0  # of the filesystem, above min_free and what we owe
         self._owed_bytes = 0  # of disk, to the index and to what is lent and not yet written
         self._excess_bytes = 0
+        self._over_bytes = 0
+        self._refused_free_bytes = 0  # what the filesystem had when it last refused a payload
         self._shortage_told = False
+        self._clock = clock
+        self._readers_due_s = clock() + READER_CHECK_S  # opening has just done it
         self.refresh()
 
     # ------------------------------------------------------------ from memory, on any thread
@@ -66,7 +73,8 @@ class Room:
         return allocator.free_slots(stride_pages) + unlent * allocator.slots_per_extent(stride_pages)
 
     def excess_bytes(self) -> int:
-        """What the store should give back for `min_free`, as of the last batch: at most what its extents take.
+        """What the store should give back for `min_free` or a smaller capacity, as of the last batch: at most what its
+        extents take.
 
         Only emptied extents give anything back.
         """
@@ -77,13 +85,24 @@ class Room:
     def take(self, stride_pages: int, slots: int) -> list[int]:
         """Up to `slots` free slots of a class, lending extents as needed; `refusal` says why there are fewer."""
         if self._excess_bytes:  # nor into extents that are lent: they are to become empty
-            self.refusal = self._below_min_free()
+            self.refusal = self._why_excess()
             return []
         allocator = self._store.allocator
         places = allocator.take(stride_pages, slots)
         while len(places) < slots and self._lend(stride_pages):
             places += allocator.take(stride_pages, slots - len(places))
         return places
+
+    def withhold(self, places: Collection[int]) -> None:
+        """The disk had no room for what was to be written there, claimed or not: use other slots until it has more.
+
+        Blocks that leave give slots that have their disk; were these tried again and again, all would leave for them.
+        """
+        if not places:
+            return
+        self._look()
+        self._refused_free_bytes = self._disk_free_bytes
+        self._store.return_disk(self._store.allocator.withhold(places))
 
     def give_back(self, places: Iterable[int]) -> list[int]:
         """Free slots, and give the disk of extents that became empty back; returns those."""
@@ -184,18 +203,31 @@ class Room:
     def refresh(self) -> None:
         """Ask the filesystem again what it has left, for `left` and `excess_bytes`. After every batch."""
         store = self._store
+        self._check_readers()
         if self.reserve_used:
             self._restore_reserve()
         self._look()
+        withheld_bytes = store.allocator.withheld_pages * PAGE_BYTES
+        if withheld_bytes and self._disk_free_bytes >= self._refused_free_bytes + withheld_bytes:
+            store.allocator.release()
         short_bytes = max(0, self._min_free_bytes - self._disk_free_bytes)
         held_bytes = store.occupied_extents() * store.header.extent_bytes
-        excess_bytes = min(short_bytes, held_bytes)
+        lent, most = store.allocator.lent_extents, store.allocator.extents_max
+        self._over_bytes = max(0, lent - most) * store.header.extent_bytes  # since the capacity became smaller
+        excess_bytes = max(min(short_bytes, held_bytes) if store.slab.file.gives_back else 0, self._over_bytes)
         if excess_bytes and not self._excess_bytes:
-            _log.warning("%s: %s; blocks leave", store.folder, self._below_min_free())
+            _log.warning("%s: %s; blocks leave", store.folder, self._why_excess())
         self._excess_bytes = excess_bytes
         lends = store.allocator.lent_extents < store.allocator.extents_max
         if lends and store.settled and not excess_bytes and self._spare_bytes < store.header.extent_bytes:
             self._tell_shortage(self._too_little_for("an extent", store.header.extent_bytes))
+
+    def _check_readers(self) -> None:
+        """From time to time: pages that a dead reader saw are not used again, and the index grows for them."""
+        now_s = self._clock()
+        if now_s >= self._readers_due_s:
+            self._readers_due_s = now_s + READER_CHECK_S
+            self._store.index.release_dead_readers()
 
     def _look(self) -> None:
         """What the filesystem has, and what of it is ours to take. Where nothing can be claimed ahead, what is lent
@@ -226,6 +258,11 @@ class Room:
     def _too_little_for(self, what: str, wanted_bytes: int) -> str:
         owed = f", and {readable_bytes(self._owed_bytes)} are promised" if self._owed_bytes else ""
         return f"{self._below_min_free()}{owed}; {what} takes {readable_bytes(wanted_bytes, up=True)}"
+
+    def _why_excess(self) -> str:
+        if not self._over_bytes:
+            return self._below_min_free()
+        return f"the capacity is {readable_bytes(self._store.budget.capacity_bytes)} now"
 
     def _below_min_free(self) -> str:
         return (

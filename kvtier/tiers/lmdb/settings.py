@@ -11,9 +11,10 @@ from pathlib import Path
 from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
-from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES
+from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES, Budget, split
 from kvtier.tiers.lmdb.index import SYNC_MODES
-from kvtier.tiers.lmdb.layout import LENGTH_BYTES_MAX
+from kvtier.tiers.lmdb.inline import SLOTS_SHARE
+from kvtier.tiers.lmdb.layout import FORMATS, LENGTH_BYTES_MAX
 from kvtier.types import page_aligned
 
 
@@ -27,6 +28,30 @@ class Settings:
     min_free_bytes: int
     durability: str
     io_threads: int
+    payload: str = "slab"
+
+    @property
+    def budget_bytes(self) -> int:
+        """What slots and index may take of the capacity: all, unless LMDB needs room around the payloads."""
+        part, whole = self.share
+        return self.capacity_bytes * part // whole
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """`budget_bytes` as a fraction of the capacity."""
+        return (1, 1) if self.payload == "slab" else SLOTS_SHARE
+
+    def budget_beside(self, extent_bytes: int, index_bytes: int, lent_extents: int) -> Budget:
+        """The split of the capacity for a store that has these extents and this index. Raises ConfigError."""
+        return split(
+            self.budget_bytes,
+            self.length_bytes_max,
+            self.where,
+            extent_bytes,
+            index_bytes,
+            lent_extents,
+            share=self.share,
+        )
 
     def check(self) -> None:
         """Raises ConfigError."""
@@ -35,6 +60,10 @@ class Settings:
                 f"{self.where}.durability",
                 f"durability {self.durability!r} is unknown",
                 suggestion(self.durability, SYNC_MODES),
+            )
+        if self.payload not in FORMATS:
+            raise ConfigError(
+                f"{self.where}.payload", f"payload {self.payload!r} is unknown", suggestion(self.payload, FORMATS)
             )
         if not 1 <= self.length_bytes_max <= LENGTH_BYTES_MAX:
             raise ConfigError(

@@ -20,7 +20,9 @@ from kvtier.tiers.slots import address_of
 from kvtier.types import PAGE_BYTES, BlockKey
 
 RUN_BYTES_MAX = 4 << 20
-RUN_BYTES_MIN = 256 << 10  # smaller calls are not worth a thread
+RUN_BYTES_MIN = 256 << 10  # smaller calls are not worth a thread, if there are neighbours to join them with
+SMALL_BYTES = 256 << 10  # calls of less than this, all over the slab, keep a disk busy only if there are more of them
+SMALL_THREADS = 3  # times as many
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 Move = Callable[[Sequence[memoryview], int], int]
@@ -40,6 +42,7 @@ class SlotIO:
     view: memoryview
     checksum: int = 0
     error: OSError | None = None
+    fingerprint: bytes = b""  # of the block's namespace, where it is stored beside the payload
     _bounce: memoryview | None = None
 
     @property
@@ -74,12 +77,13 @@ class TruncatedSlab(OSError):
 
 
 class Slab:
-    """The slab file and its I/O threads."""
+    """The slab file and its I/O threads: `io_threads` for large runs, more for small ones, but one if that is asked."""
 
     def __init__(self, file: BlockFile, io_threads: int) -> None:
         self.file = file
         self._threads = io_threads
-        self._pool = ThreadPoolExecutor(io_threads, thread_name_prefix="kvtier-slab")
+        self._threads_small = SMALL_THREADS * io_threads if io_threads > 1 else 1
+        self._pool = ThreadPoolExecutor(self._threads_small, thread_name_prefix="kvtier-slab")
 
     def write(self, ios: Sequence[SlotIO]) -> None:
         """Write every slot and note its payload's checksum; failures are noted in `error`."""
@@ -109,7 +113,9 @@ class Slab:
                     return
                 work(run)
 
-        helpers = [self._pool.submit(take_runs) for _ in range(min(self._threads, len(runs)) - 1)]
+        are_small = runs and sum(io.stride_bytes for io in ios) // len(runs) < SMALL_BYTES
+        threads = self._threads_small if are_small else self._threads
+        helpers = [self._pool.submit(take_runs) for _ in range(min(threads, len(runs)) - 1)]
         try:
             take_runs()
         finally:

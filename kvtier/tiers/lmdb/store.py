@@ -12,13 +12,16 @@ With `verify=False` blocks are served unread-checked: use it with `strict` only,
 Units: bytes; a place is a page number (offset in the slab / 4096).
 """
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
-from kvtier.errors import ClosedError
+from kvtier.cache.stored import StoredBlocks
+from kvtier.errors import ClosedError, ConfigError
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.coding import BlockCoding
@@ -29,14 +32,16 @@ from kvtier.tiers.lmdb.reader import BlockReader
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.writer import BatchWriter
-from kvtier.types import PAGE_BYTES, Outcome, ReadItem, StoredBlock, WriteBatch
+from kvtier.types import PAGE_BYTES, Outcome, ReadItem, Status, StoredBlock, WriteBatch
+
+_log = logging.getLogger(__name__)
 
 BATCH_BYTES = 16 << 20  # below 8 MiB the transaction costs more than the payload; above 32 nothing is gained
 READERS = 4
 
 
 class LmdbTier:
-    """Implements Tier, SupportsScan, SupportsStrides and SupportsDrop. Open with `LmdbTier.open`."""
+    """Implements Tier, SupportsScan, SupportsStrides, SupportsCapacity and SupportsDrop. Open with `LmdbTier.open`."""
 
     def __init__(
         self, name: str, store: OpenStore, settings: Settings, verify: bool, codings: Codings = UNCODED
@@ -47,10 +52,11 @@ class LmdbTier:
         self._closed = False
         self._codec = codings.codec
         coding = BlockCoding(codings)
-        self._reader = BlockReader(store, verify, coding)
+        self._reader = BlockReader(store, verify or settings.payload == "inline", coding)
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max, codings.slot_bytes)
         self._writer = BatchWriter(store, self._room, coding)
-        self._scanned: Blocks | None = store.stock.blocks
+        self._settings = settings
+        self._scanned: StoredBlocks | None = store.stock.blocks.stored()
         store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
 
     @classmethod
@@ -65,6 +71,7 @@ class LmdbTier:
         min_free_bytes: int,
         durability: str = "batch",
         verify: bool = True,
+        payload: str = "slab",
         io_threads: int = 4,
         codings: Codings = UNCODED,
         open_file: Callable[[Path], BlockFile] = BlockFile.open,
@@ -73,6 +80,7 @@ class LmdbTier:
 
         capacity_bytes: what the folder may take of the disk, index included. length_bytes_max: the largest block
         that will be written. min_free_bytes: what the filesystem must keep free. durability: none, batch or strict.
+        payload: where the blocks' bytes lie: in a slab file, or (inline) in values of LMDB.
         codings: how blocks that come uncoded are coded, and what those of each group are made of; without that, coded
         blocks cannot be read.
         An existing store keeps its extent size; if it holds more than the capacity, whole extents leave, those
@@ -80,7 +88,7 @@ class LmdbTier:
         Raises ConfigError, StoreLocked, StoreFormatError or StoreError.
         """
         where = f"tier {name}"
-        settings = Settings(where, capacity_bytes, length_bytes_max, min_free_bytes, durability, io_threads)
+        settings = Settings(where, capacity_bytes, length_bytes_max, min_free_bytes, durability, io_threads, payload)
         return cls(name, open_store(Path(path), namespaces, settings, open_file), settings, verify, codings)
 
     @property
@@ -111,14 +119,14 @@ class LmdbTier:
         """Whether payload bypasses the page cache (O_DIRECT); some filesystems refuse."""
         return self._store.slab.file.direct
 
-    def scan(self) -> Iterator[StoredBlock]:
+    def scan(self) -> Iterable[StoredBlock]:
         """Everything kept, oldest write first, with engine-local namespace ids."""
         self._check_usable()
         blocks, self._scanned = self._scanned, None
         if blocks is None:
             store = self._store
             blocks = list_blocks(store.index, store.names, store.allocator, store.slab.file.length_bytes())
-        return iter(blocks)
+        return blocks
 
     def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
         """The sidecar rows that batches left, in key order."""
@@ -142,13 +150,37 @@ class LmdbTier:
         self._scanned = None
         return self._writer.drop(namespace)
 
+    @property
+    def capacity_bytes(self) -> int:
+        """What the folder may take of its disk now, index included."""
+        return self._store.header.capacity_bytes
+
+    def change_capacity(self, capacity_bytes: int) -> Outcome:
+        """Take so much from now on: DONE; or nothing changed, and a warning says why. The writer's thread.
+
+        Blocks that it has no room for any more stay until they are evicted: see `excess_bytes`.
+        """
+        self._check_usable()
+        store = self._store
+        settings = replace(self._settings, capacity_bytes=capacity_bytes)
+        extents = store.header.extent_bytes, store.index.map_bytes(), store.allocator.lent_extents
+        try:
+            if settings.payload != "slab":
+                raise ConfigError(settings.where, "payload: inline fixes it while open", "Open it anew")
+            budget = settings.budget_beside(*extents)
+        except ConfigError as error:
+            _log.warning("%s: its capacity stays: %s", store.folder, error)
+            return Outcome(Status.FAILED, detail=str(error))
+        return self._writer.change_capacity(replace(store.header, capacity_bytes=capacity_bytes), budget)
+
     def room(self, length_bytes: int) -> int:
         """How many more blocks of this length a write would take now. Any thread, no I/O."""
         self._check_usable()
         return self._room.left(length_bytes)
 
     def excess_bytes(self) -> int:
-        """How many bytes the filesystem lacks for `min_free` that this tier could give: evict whole extents.
+        """How many bytes the filesystem lacks for `min_free`, or the capacity for what is stored, that this tier could
+        give: evict whole extents.
 
         As of the last batch; an empty one asks the filesystem anew. Any thread, no I/O.
         """

@@ -4,12 +4,12 @@ Owns: the order above and the generation counter. One thread at a time.
 Always: a block is DONE only when its record is committed; if the commit does not happen no item is DONE, no
 eviction is applied, and the batch's slots are free again. A slot freed by a batch is never written by it.
 
-                      payload failed          sync failed            commit failed
-    that item         NO_ROOM / FAILED        FAILED                 NO_ROOM / FAILED
-    the others        go on                   FAILED                 NO_ROOM / FAILED
-    the slots         free again              withheld till reopen   free again
-    evictions         go on                   FAILED, not applied    NO_ROOM / FAILED, not applied
-    the sidecar       goes on                 FAILED, not applied    NO_ROOM / FAILED, not applied
+                      disk full               payload failed   sync failed            commit failed
+    that item         NO_ROOM                 FAILED           FAILED                 NO_ROOM / FAILED
+    the others        go on                   go on            FAILED                 NO_ROOM / FAILED
+    the slots         withheld till it isn't  free again       withheld till reopen   free again
+    evictions         NO_ROOM, not applied    go on            FAILED, not applied    NO_ROOM / FAILED, not applied
+    the sidecar       goes on                 goes on          FAILED, not applied    NO_ROOM / FAILED, not applied
 
 A full index first gives up the batch's sidecar, for blocks are worth more than their order; and while the disk that
 evictions will need is not claimed, no sidecar is kept: records are bounded by their slots, rows are not.
@@ -23,15 +23,19 @@ from dataclasses import dataclass
 import lmdb
 
 from kvtier.tiers.lmdb.blockfile import NO_SPACE
+from kvtier.tiers.lmdb.budget import Budget
 from kvtier.tiers.lmdb.coding import BlockCoding, Payload
 from kvtier.tiers.lmdb.index import Change, IndexFull
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
+    HEADER_KEY,
     ID_KEY,
     NAMESPACE_KEY,
     PLACE_KEY,
+    Header,
     Record,
     encode_extent,
+    encode_header,
     encode_limit,
     encode_namespace,
     encode_record,
@@ -99,7 +103,11 @@ class BatchWriter:
         leaving, evictions = self._due(batch.evict)
         writings = self._accepted(batch.items, scratch)
         self._place([writing for writing in writings if writing.outcome is None])
-        failure = self._write_payload([writing for writing in writings if writing.outcome is None])
+        writing_now = [writing for writing in writings if writing.outcome is None]
+        failure = self._write_payload(writing_now)
+        if any(_has_no_room(writing) for writing in writing_now):  # nothing leaves for what could not be stored
+            kept = Outcome(Status.NO_ROOM, detail="it stays: the disk was full for what should take its place")
+            leaving, evictions = [], [kept if outcome.done else outcome for outcome in evictions]
         self._sidecar_dropped = False
         moving = [writing for writing in writings if writing.outcome is None]
         if failure is None and (moving or leaving or batch.sidecar):
@@ -133,6 +141,17 @@ class BatchWriter:
         if failure is None:
             self._store.names.remove(tier_id)
             self._give_back(places)
+        self._room.refresh()
+        return failure or DONE
+
+    def change_capacity(self, header: Header, budget: Budget) -> Outcome:
+        """Take over another capacity, once the store's header says it."""
+        if (refusal := self._refusal()) is not None:
+            return refusal
+        failure = self._apply(Change(meta={HEADER_KEY: encode_header(header)}), evicting=False)
+        if failure is None:
+            self._store.header, self._store.budget = header, budget
+            self._store.allocator.extents_max = budget.extents_max
         self._room.refresh()
         return failure or DONE
 
@@ -209,6 +228,7 @@ class BatchWriter:
                 key = block_key_of(writing.item.key)
                 writing.place = place
                 writing.io = SlotIO(key, place * PAGE_BYTES, stride, payload.length_bytes, payload.view)
+                writing.io.fingerprint, _ = self._store.names.identity(namespace_of(writing.item.key))
             for writing in group[len(places) :]:
                 writing.outcome = Outcome(Status.NO_ROOM, detail=self._room.refusal)
 
@@ -222,7 +242,8 @@ class BatchWriter:
             if io.error is not None:
                 status = Status.NO_ROOM if io.error.errno in NO_SPACE else Status.FAILED
                 writing.outcome = Outcome(status, detail=str(io.error))
-        self._give_back(writing.place for writing in writings if writing.outcome is not None)
+        self._room.withhold([writing.place for writing in writings if _has_no_room(writing)])
+        self._give_back(w.place for w in writings if w.outcome is not None and not _has_no_room(w))
         if not self._synced or all(writing.outcome is not None for writing in writings):
             return None
         try:
@@ -334,3 +355,7 @@ class BatchWriter:
     def _give_back(self, places: Iterable[int]) -> None:
         for extent in self._room.give_back(places):
             self._recorded.pop(extent, None)
+
+
+def _has_no_room(writing: _Writing) -> bool:
+    return writing.outcome is not None and writing.outcome.status is Status.NO_ROOM

@@ -1,0 +1,169 @@
+"""Payloads as values of an LMDB table, one frame each (`payload: inline`), behind the verbs of a slab.
+
+Owns: an environment beside the index. Places mean what they mean in a slab, so that all above is the same: a row's key
+is its slot's offset (u64, big-endian), its value a frame (`blocks.codec`); row `length` is where a slab would end. The
+rows of a batch are one transaction, committed before the index names them. LMDB takes up to twice the payload in
+pages and never makes its file shorter: what this tier may store is a part of its capacity, and it gives nothing back.
+Always: bytes come back only out of an intact frame with the block's own key.
+Units: bytes.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from kvtier.blocks.codec import decode, encode
+from kvtier.errors import CorruptBlock
+from kvtier.tiers.lmdb.blockfile import disk_bytes
+from kvtier.tiers.lmdb.index import DATA_NAME, SYNC_MODES
+from kvtier.tiers.lmdb.pages import check_index
+from kvtier.tiers.lmdb.slab import SlotIO, TruncatedSlab
+
+SLOTS_SHARE = 2, 5  # of the capacity is for slots and index; the rest is LMDB's, half as much again
+_OFFSET = struct.Struct(">Q")
+_LENGTH_KEY = b"length"
+_READERS_MAX = 126
+
+
+class InlineFile:
+    """What a slab's file can do, for rows. Raises OSError where LMDB fails."""
+
+    direct = False
+    gives_back = False
+
+    def __init__(self, env: Any, data: int) -> None:
+        self._env = env
+        self._data = data
+        with env.begin() as txn:
+            row = txn.get(_LENGTH_KEY)
+        self._length = 0 if row is None else _OFFSET.unpack(row)[0]
+
+    def sync(self) -> None:
+        with _as_oserror():
+            self._env.sync(True)
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Nothing can be claimed; the rows may reach so far from now on."""
+        self._end_at(max(self._length, offset + length))
+
+    def punch(self, offset: int, length: int) -> bool:
+        """Delete the rows there; LMDB uses their pages again."""
+        with _as_oserror(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
+            found = cursor.set_range(_OFFSET.pack(offset))
+            while found and len(cursor.key()) == _OFFSET.size and _OFFSET.unpack(cursor.key())[0] < offset + length:
+                found = cursor.delete()
+        return True
+
+    def punches(self) -> bool:
+        return True
+
+    def cut(self, length: int) -> None:
+        if length < self._length:
+            self.punch(length, self._length - length)
+            self._end_at(length)
+
+    def length_bytes(self) -> int:
+        return self._length
+
+    def disk_bytes(self) -> int:
+        return disk_bytes(self._data)
+
+    def disk_free_bytes(self) -> int:
+        filesystem = os.fstatvfs(self._data)
+        return filesystem.f_bavail * filesystem.f_frsize
+
+    def _end_at(self, length: int) -> None:
+        with _as_oserror(), self._env.begin(write=True) as txn:
+            txn.put(_LENGTH_KEY, _OFFSET.pack(length))
+        self._length = length
+
+
+class InlineSlab:
+    """Moves blocks between memory and rows. `write` from one thread at a time, `read` from any."""
+
+    def __init__(self, env: Any, data: int) -> None:
+        self.file = InlineFile(env, data)
+        self._env = env
+        self._data = data
+
+    @classmethod
+    def open(cls, folder: Path, durability: str, map_bytes: int) -> "InlineSlab":
+        """Open for writing, create if absent. Raises CorruptBlock, lmdb.Error or OSError."""
+        sync, metasync = SYNC_MODES[durability]
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if (folder / DATA_NAME).exists():
+            check_index(folder / DATA_NAME)
+        env = lmdb.open(
+            str(folder),
+            map_size=map_bytes,
+            sync=sync,
+            metasync=metasync,
+            mode=0o600,
+            readahead=False,
+            max_readers=_READERS_MAX,
+        )
+        try:
+            env.reader_check()
+            return cls(env, os.open(folder / DATA_NAME, os.O_RDWR | os.O_CLOEXEC))
+        except BaseException:
+            env.close()
+            raise
+
+    def write(self, ios: Sequence[SlotIO]) -> None:
+        """Write every slot and note its payload's checksum: all of them, or each has an `error`."""
+        for io in ios:
+            io.take_checksum()
+        try:
+            with _as_oserror(), self._env.begin(write=True) as txn:
+                for io in ios:
+                    head, payload = encode(io.fingerprint, io.key, io.view[: io.length_bytes])
+                    txn.put(_OFFSET.pack(io.offset), b"".join((head, payload)))
+        except OSError as error:
+            for io in ios:
+                io.error = error
+
+    def read(self, ios: Sequence[SlotIO], verify: bool) -> None:
+        """Read every slot, with the checksum that came with it; failures are noted in `error`. Always verified."""
+        for io in ios:
+            try:
+                with _as_oserror(), self._env.begin(buffers=True) as txn:
+                    self._take(io, txn.get(_OFFSET.pack(io.offset)))
+            except OSError as error:
+                io.error = error
+
+    def _take(self, io: SlotIO, row: memoryview | None) -> None:
+        if row is None:
+            raise TruncatedSlab(errno.ENODATA, "there is no row for the slot")
+        try:
+            frame = decode(row)
+        except CorruptBlock as error:
+            raise TruncatedSlab(errno.ENODATA, str(error)) from error
+        io.checksum = frame.checksum
+        if len(frame.payload) == io.length_bytes:  # else it is another block's, as its checksum will tell
+            io.view[: io.length_bytes] = frame.payload
+            io.clear_tail()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._env.close()
+        if self._data >= 0:
+            os.close(self._data)
+            self._data = -1
+
+
+class _as_oserror:  # noqa: N801  a statement's word, not a thing
+    """LMDB's errors as what a file would say."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
+            raise OSError(errno.ENOSPC, str(error)) from error
+        if isinstance(error, lmdb.Error):
+            raise OSError(max(0, int(getattr(error, "code", 0) or 0)) or errno.EIO, str(error)) from error
