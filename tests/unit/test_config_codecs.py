@@ -78,6 +78,14 @@ def test_what_cannot_work_is_told(said: dict[str, Any], told: str) -> None:
     assert str(caught.value).count("\n") == 0, "one mistake is told once"
 
 
+def test_memory_that_is_read_in_place_is_not_coded() -> None:
+    """Kernels read codes as KV."""
+    gpu = {"type": "gpu", "device": "cuda", "capacity": "1MiB", "access": "uva"}
+    host = {"type": "host", "capacity": "4MiB", "codec": "int8"}
+    with pytest.raises(ConfigError, match=r"tiers\[1\].codec: int8, and kernels read this tier in place"):
+        kvtier.load_config({"model": MODEL, "tiers": [gpu, host]})
+
+
 def test_the_group_that_cannot_be_coded_is_named() -> None:
     """In a hybrid model one looks for the mistake in the wrong group."""
     groups = [{"layers": 4, "kv_heads": 2, "head_dim": 64}, {"kind": "mla", "layers": 4, "head_dim": 63}]
