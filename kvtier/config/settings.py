@@ -27,6 +27,7 @@ def settings_of(config: Config, section: ModelSection, sources: Sources) -> dict
         found.update(_values(tier, ("tiers", index)))
     found.update(_values(config.prefetch, ("prefetch",)))
     found.update(_values(config.limits, ("limits",)))
+    found.update(_values(config.trace, ("trace",)))
     return {path_text(where): Setting(value, sources.origin_of(where)) for where, value in found.items()}
 
 

@@ -22,6 +22,7 @@ from kvtier.clock import MonotonicClock
 from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig, TierConfig, load_config
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
+from kvtier.engine.recorder import TraceRecorder
 from kvtier.errors import ConfigError, DriverError
 from kvtier.notices import say_once
 from kvtier.policies import POLICIES
@@ -72,6 +73,10 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             except KeyError as error:  # a policy of somebody else's, that is not there
                 raise ConfigError(f"tiers[{index}].policy", str(error.args[0]), "Install it, or use lru") from error
         clock = MonotonicClock()
+        epoch_ms = time.time_ns() // 10**6 - int(clock.now() * 1000)
+        recorder = open_recorder(config, specs, epoch_ms)
+        if recorder is not None:
+            undo.callback(recorder.close)
         core = Core(
             config.model,
             levels,
@@ -81,16 +86,34 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             lookahead_requests=config.prefetch.lookahead_requests,
             governed=config.limits.governor,
             prefill_tokens_per_s=config.limits.prefill_tokens_per_s,
-            epoch_ms=time.time_ns() // 10**6 - int(clock.now() * 1000),
+            pin_quota=config.limits.pin_quota,
+            epoch_ms=epoch_ms,
         )
+        core.traced.recorder = recorder
         for index, tier in enumerate(tiers):
             if isinstance(tier, SupportsScan):
                 sidecar = tier.sidecar() if isinstance(tier, SupportsSidecar) else ()
                 core.adopt(index, tier.scan(), sidecar, clock.now())
         host_memory.trim_heap()  # columns that grow leave holes: 40 bytes for each known key
-        engine = Engine(core, tiers, clock)
+        engine = Engine(core, tiers, clock, recorder)
         undo.pop_all()  # the engine closes them from now on
     return engine, tiers[0]
+
+
+def open_recorder(config: Config, specs: Sequence[BlockSpec], epoch_ms: int) -> TraceRecorder | None:
+    """Who writes requests down, if that is wanted. Raises ConfigError for a file that cannot be written."""
+    trace = config.trace
+    if trace.record is None:
+        return None
+    block_bytes = sum(spec.block_bytes for spec in specs)
+    return TraceRecorder(
+        trace.record,
+        config.model.groups[0].block_tokens,
+        block_bytes,
+        epoch_ms=epoch_ms,
+        salt=trace.salt,
+        bytes_max=trace.max_bytes,
+    )
 
 
 def reads_in_place(config: TierConfig) -> bool:
