@@ -23,8 +23,8 @@ from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.commits import Commits
 from kvtier.engine.governor import Governor
-from kvtier.engine.lease_counts import count_decision, count_restored
 from kvtier.engine.hints import Hints
+from kvtier.engine.lease_counts import count_decision, count_restored
 from kvtier.engine.planner import Planner
 from kvtier.errors import Asleep, DeviceLost, UsageError
 from kvtier.events import Reason
