@@ -79,5 +79,17 @@ class CudaError(DriverError):
         self.name = name
 
 
+class TraceError(KvtierError):
+    """A trace that cannot be read: the message names the file, the line where there is one, and a remedy."""
+
+    def __init__(self, file: str, line: int | None, problem: str, remedy: str) -> None:
+        where = file if line is None else f"{file}, line {line}"
+        super().__init__(f"{where}: {problem}. {remedy}")
+        self.file = file
+        self.line = line
+        self.problem = problem
+        self.remedy = remedy
+
+
 class InvariantError(KvtierError):
     """A bug in kvtier: state that its own rules forbid. The tier stops; the host engine keeps serving."""

@@ -27,6 +27,13 @@ ENGINE_COUNTERS = (
     "prefetch_late",  # still under way then
     "prefetch_wasted",  # nobody came in time, or the load failed
     "prefetch_refused",  # hints that budget, slots or lookahead did not let be worked for as a whole
+    "hints",  # said of sessions
+    "unknown_sessions",  # of these, about sessions that nobody has named lately
+    "ends_wrong",  # sessions that came back though they were said to have ended
+    "distrusted_hints",  # ends that no policy was told, for too many were wrong before
+    "sessions_forgotten",  # for want of room, the quietest first
+    "traced_requests",  # handed to the recorder
+    "traces_lost",  # of these, those that it could not write
     "matches_expired",
     "sleeps",  # times the fastest tier's memory was to go
     "slept_dropped",  # blocks that were lost by that, for the tiers below had no room
@@ -59,6 +66,9 @@ TIER_COUNTERS = (
     "quarantined",  # slots kept out of use until the end of a transfer or a lease that was overtaken
     "breaker_opened",  # times it was left alone because it failed or hung
     "no_memory",  # times it was to grow, or to wake, and there was not all the memory for it
+    "hinted_blocks",  # that hints were of use for
+    "ignored_hints",  # hints that its policy has no use for
+    "pins_refused",  # times that a block could not be kept for a priority or a pin: the quota was used up
     "device_lost",  # copies that went with the tier's device
 )
 

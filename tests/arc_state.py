@@ -19,10 +19,11 @@ class ArcState(NamedTuple):
 
 
 def arc_state(snapshot: bytes) -> ArcState:
-    """f64 p, u32 c; T1, T2, B1, B2, the size classes of T1 and then T2, the ghosts whose return was counted."""
-    magic, p, c, *counts = struct.unpack_from("<8sdI6I", snapshot)
-    assert magic == b"KVTARC\x00\x01"
+    """f64 p, u32 c; T1, T2, E1, E2, B1, B2, the size classes of T1, T2, E1 and E2, ghosts whose return was counted."""
+    magic, p, c, *counts = struct.unpack_from("<8sdI8I", snapshot)
+    assert magic == b"KVTARC\x00\x02"
     assert struct.unpack("<I", snapshot[-4:]) == (zlib.crc32(snapshot[:-4]),)
-    cells = list(struct.unpack(f"<{sum(counts)}I", snapshot[struct.calcsize("<8sdI6I") : -4]))
-    t1, t2, b1, b2, classes, counted = ([cells.pop(0) for _ in range(count)] for count in counts)
+    cells = list(struct.unpack(f"<{sum(counts)}I", snapshot[struct.calcsize("<8sdI8I") : -4]))
+    t1, t2, ended, shared, b1, b2, classes, counted = ([cells.pop(0) for _ in range(count)] for count in counts)
+    assert not ended + shared  # they are filled by hints alone
     return ArcState(p, c, t1, t2, b1, b2, dict(zip(t1 + t2, classes, strict=True)), set(counted))

@@ -42,10 +42,12 @@ DECIDING_ENGINE = {
     "flight",
     "flushes",
     "managed",
+    "matches",
     "moves",
     "page_loads",
     "page_stores",
     "governor",
+    "hints",
     "lease_counts",
     "planner",
     "polled",
@@ -60,6 +62,7 @@ DECIDING_ENGINE = {
     "sleeping",
     "tier_memory",
     "sidecar",
+    "traced",
 }
 WAITING = {"time", "threading", "asyncio", "concurrent", "subprocess", "socket", "queue"}
 HEAVY = {

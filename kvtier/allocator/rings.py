@@ -112,15 +112,22 @@ class Rings:
 
     def remove(self, index: int) -> None:
         """Take out a member. Raises InvariantError if it is none."""
-        ring = self.ring_of(index)
-        if ring == NOWHERE:
-            raise InvariantError(f"rings: {index} is not a member")
-        cell = index + self._first_cell
-        before, after = self._prev[cell], self._next[cell]
-        self._next[before] = after
-        self._prev[after] = before
-        self.where[index] = NOWHERE
-        self.lens[ring] -= 1
+        self.remove_all((index,))
+
+    def remove_all(self, indexes: Iterable[int]) -> None:
+        """Take out members, one after the other. Raises InvariantError at the first that is none."""
+        following, preceding, where, lens = self._next, self._prev, self.where, self.lens
+        first_cell, known = self._first_cell, len(where)
+        for index in indexes:
+            ring = where[index] if 0 <= index < known else NOWHERE
+            if ring == NOWHERE:
+                raise InvariantError(f"rings: {index} is not a member")
+            cell = index + first_cell
+            before, after = preceding[cell], following[cell]
+            following[before] = after
+            preceding[after] = before
+            where[index] = NOWHERE
+            lens[ring] -= 1
 
     def pop(self, ring: int) -> int | None:
         """Take out the head; None from an empty ring."""

@@ -43,9 +43,11 @@ class Match:
         "owner",
         "pins",
         "prefix",
+        "session",
         "tiers",
         "tokens",
         "tokens_max",
+        "traced",
     )
 
     def __init__(
@@ -60,6 +62,8 @@ class Match:
         self.tokens = 0
         self.tiers: dict[str, int] = {}
         self.expires_at_s = 0.0
+        self.session: str | None = None  # whose turn it is
+        self.traced = True  # written down, or not to be
         self.prefix = NOTHING  # for the engine only
         self.pins: list[tuple[list[int], int]] = []  # handles and their tier, empty once given back
 

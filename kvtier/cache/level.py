@@ -85,6 +85,11 @@ class Level:
             return self.size_class(length_bytes)
         return self.room.stride_bytes_at(place)
 
+    @property
+    def blocks_max(self) -> int:
+        """About how many blocks it holds when it is full."""
+        return self.slots_usable if self.pool is not None else self.policy_blocks
+
     def batch_blocks(self, length_bytes: int) -> int:
         """How many blocks of a length make a batch that is worth its overhead."""
         return max(1, self.batch_bytes // max(1, length_bytes))

@@ -1,6 +1,7 @@
 """Which block has which handle: the one key dict of the engine, and what of a block is the same in every tier.
 
-Owns: StoreKey -> handle, and by handle the key, the length, and whether the block was used again. Always: a handle with
+Owns: StoreKey -> handle, and by handle the key, the length, whether the block was used again, and by which sessions.
+Always: a handle with
 a name is in use. A handle is a small integer. It is used again once its block has no copy left and no policy remembers
 it; whoever keeps one across calls holds a copy of it, so that it cannot be.
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from kvtier.types import StoreKey
 
 ROWS_FIRST = 1024
+NOBODY, SEVERAL = 0, 2**32 - 1  # instead of a session's number
 NO_KEY = StoreKey(b"")
 
 
@@ -32,6 +34,7 @@ class Names:
         self._columns: list[tuple[array[int], int]] = []  # and what is in the bytes of a new row
         self._length = self._column("I")
         self._reused = self._column("B")
+        self._session = self._column("I", NOBODY)  # the only one that has named it, by a number
 
     def begin(
         self,
@@ -79,6 +82,7 @@ class Names:
             self._keys[handle] = key
             self._length[handle] = length_bytes
             self._reused[handle] = False
+            self._session[handle] = NOBODY
         return handle
 
     def key(self, handle: int) -> StoreKey:
@@ -115,6 +119,17 @@ class Names:
 
     def was_reused(self, handle: int) -> bool:
         return bool(self._reused[handle])
+
+    def note_session(self, handles: Iterable[int], number: int) -> None:
+        """A session, by a number that is neither NOBODY nor SEVERAL, has used these blocks."""
+        sessions = self._session
+        for handle in handles:
+            if sessions[handle] != number:
+                sessions[handle] = number if sessions[handle] == NOBODY else SEVERAL
+
+    def is_shared(self, handle: int) -> bool:
+        """Whether more than one session has used it since it became known."""
+        return self._session[handle] == SEVERAL
 
     def _column(self, typecode: str, fill: int = 0) -> "array[int]":
         """A column that has a cell for every handle; each byte of a new cell is `fill`."""

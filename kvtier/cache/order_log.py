@@ -17,13 +17,14 @@ from typing import Any
 from kvtier.cache import order_rows
 from kvtier.cache.directory import Directory
 from kvtier.cache.order_rows import Ghost, Snapshot
-from kvtier.policies.base import Access, Policy
+from kvtier.policies.base import Access, Hint, Policy, SupportsHints
 from kvtier.types import namespace_of
 
 LOG_BYTES_MIN = 64 << 10  # a log shorter than this is not worth a snapshot
 PAUSE_PIECES_MAX = 256  # batches without order after the index had no room for it
 
-EVICT, FORGET, RESIZE = "evict", "forget", "resize"  # beside the values of Access
+EVICT, FORGET, RESIZE, HINT = "evict", "forget", "resize", "hint"  # beside the values of Access
+ENDS, ENDS_SHARED = -1, -2  # as argument of HINT; else after how many accesses the blocks return
 
 Rows = dict[bytes, bytes | None]
 
@@ -68,6 +69,14 @@ class OrderLog:
         # A snapshot that is due has the places itself.
         places = [self._directory.place(h, self._tier) for h in handles] if enters and not self._snapshot_due else ()
         self._note(access.value, size_class if enters else 0, handles, places)
+
+    def hint(self, handles: Sequence[int], hint: Hint) -> int:
+        """As the policy's own; 0 if it knows no hints."""
+        used = self._policy.hint(handles, hint) if isinstance(self._policy, SupportsHints) else 0
+        if used:
+            ends = ENDS_SHARED if hint.shared else ENDS
+            self._note(HINT, ends if hint.returns_in is None else hint.returns_in, handles)
+        return used
 
     def candidates(
         self, count: int, pinned: Container[int] = (), size_class: int | None = None, incoming: int | None = None
@@ -216,7 +225,7 @@ class OrderLog:
         if self._snapshot_due:
             return  # the snapshot will say it
         last = self._calls[-1] if self._calls else None
-        if last is not None and last[0] == what and last[1] == argument:  # most come one by one
+        if last is not None and last[0] == what != HINT and last[1] == argument:  # most come one by one
             last[2].extend(handles)
             last[3].extend(places)
             last[4].extend(ghosts)

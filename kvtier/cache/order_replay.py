@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.cache import order_rows
-from kvtier.cache.order_log import EVICT, FORGET, RESIZE
+from kvtier.cache.order_log import ENDS_SHARED, EVICT, FORGET, HINT, RESIZE
 from kvtier.cache.order_rows import Ghost, Snapshot
 from kvtier.policies import POLICIES
-from kvtier.policies.base import Access, Policy
+from kvtier.policies.base import Access, Hint, Policy, SupportsHints
 from kvtier.types import StoreKey, block_key_of, namespace_of, store_key
 
 NO_PLACE = 2**32 - 1
@@ -158,6 +158,10 @@ def _repeat(recalled: Recalled, what: str, argument: int, handles: bytes, places
         recalled.forget_ghosts(named)
     elif what == RESIZE:
         policy.resize(argument)
+    elif what == HINT:
+        if isinstance(policy, SupportsHints):
+            ended = Hint(ends=True, shared=argument == ENDS_SHARED)
+            policy.hint(named, ended if argument < 0 else Hint(returns_in=argument))
     else:
         policy.touch(named, Access(what), argument)
         if places:

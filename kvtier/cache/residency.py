@@ -11,7 +11,7 @@ Units: tier indexes, handles, slots.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.directory import Directory
 from kvtier.cache.level import Level
 from kvtier.cache.order_log import OrderLog
+from kvtier.cache.ranks import Ranks
 from kvtier.cache.staying import NotDirty, NotReclaimable
 from kvtier.cache.transitions import Move, State
 from kvtier.events import Forgotten, Journal, Reason
@@ -36,12 +37,20 @@ class Leaving(NamedTuple):
 class Residency:
     """What is where. `leaving[t]` holds copies of persistent tier t, LEAVING, that are to be erased there."""
 
-    def __init__(self, levels: Sequence[Level], counters: Counters, namespaces: NamespaceTable) -> None:
+    def __init__(
+        self, levels: Sequence[Level], counters: Counters, namespaces: NamespaceTable, pin_quota: float = 0.25
+    ) -> None:
+        """pin_quota: the share of each tier's blocks that may be kept there for a priority or a pin."""
         self.levels = levels
         self.namespaces = namespaces
         self.directory = Directory(len(levels), [tier for tier, level in enumerate(levels) if level.persistent])
         self.counters = counters
         self.journal = Journal()
+        self.ranks = Ranks(
+            self.directory,
+            lambda tier: int(pin_quota * levels[tier].blocks_max),
+            lambda tier: counters.add_tier(tier, "pins_refused"),
+        )
         self.leaving: list[deque[Leaving]] = [deque() for _ in levels]
         self._reasons: dict[tuple[int, int], Reason] = {}  # (handle, tier) of RECLAIMED copies that are held still
         self.orders = {
@@ -90,6 +99,7 @@ class Residency:
         for (reused, size_class), alike in groupby(zip(ways, handles, strict=True), key=itemgetter(0)):
             access = Access.MOVED if reused else Access.FILL
             level.policy.touch([handle for _, handle in alike], access, size_class)
+        self.ranks.entered(handles, 0)
         self.retire_ghosts(level.policy)
 
     def _enter(self, handle: int, tier: int) -> None:
@@ -98,6 +108,7 @@ class Residency:
         access = Access.MOVED if directory.was_reused(handle) else Access.FILL
         size_class = level.size_class_at(directory.place(handle, tier), directory.length_bytes(handle))
         policy.touch([handle], access, size_class)
+        self.ranks.entered([handle], tier)
         self.retire_ghosts(policy)
         for above in range(tier):
             if self.directory.is_ready(handle, above):
@@ -116,7 +127,7 @@ class Residency:
     def take(self, tier: int, count: int, *, drop_dirty: bool, incoming: int | None = None) -> list[int] | None:
         """`count` slots: free ones, then those of clean idle copies in policy order, then of dirty ones.
 
-        Of the clean ones, those go first that are also found above (DESIGN 6).
+        Of the clean ones, those go first that are also found above (DESIGN 6). Ranks come before all this (`ranks`).
         All or nothing: None changes nothing. Needs no I/O, since demotion ran ahead. incoming: the (first) block that
         they are for, if it has a handle.
         """
@@ -137,19 +148,18 @@ class Residency:
         return self.levels[tier].slots.slots_free + idle[tier]
 
     def _victims(self, tier: int, count: int, drop_dirty: bool, incoming: int | None) -> list[int] | None:
-        policy = self.levels[tier].policy
-        clean = min(count, self.directory.idle_clean[tier])
-        idle = (h for h in self.directory.doubled[tier] if not self.directory.is_held(h, tier))
-        victims = [*islice(idle, clean)]
-        if len(victims) < clean:
-            staying = NotReclaimable(self.directory, tier, besides=victims)
-            victims += policy.candidates(clean - len(victims), staying, incoming=incoming)
-        dirty = count - len(victims)
-        if dirty == 0:
-            return victims
-        if not drop_dirty or self.directory.idle[tier] - self.directory.idle_clean[tier] < dirty:
+        policy, choose, directory = self.levels[tier].policy, self.ranks.choose, self.directory
+        clean_total = directory.idle_clean[tier]
+        dirty_total = directory.idle[tier] - clean_total
+        clean = min(count, clean_total)
+        dirty = count - clean
+        if dirty > (dirty_total if drop_dirty else 0):
             return None
-        return victims + policy.candidates(dirty, NotDirty(self.directory, tier), incoming=incoming)
+        idle = (h for h in directory.doubled[tier] if not directory.is_held(h, tier))
+        victims = choose(policy, tier, clean, NotReclaimable(directory, tier), clean_total, incoming, idle)
+        if dirty:
+            victims += choose(policy, tier, dirty, NotDirty(directory, tier), dirty_total, incoming)
+        return victims
 
     # ------------------------------------------------------------ going
 
@@ -164,6 +174,7 @@ class Residency:
         for reason, count in Counter(reason for _, reason in ends).items():
             self.counters.add_tier(tier, reason.value, count)
         level.policy.evict(handles, incoming)
+        self.ranks.left(handles, tier)
         self.retire_ghosts(level.policy)
         self.directory.take_out(handles, tier)
         level.slots.give([place(handle, tier) for handle in handles])
@@ -174,6 +185,7 @@ class Residency:
     def evict(self, handle: int, tier: int, incoming: int | None = None) -> Leaving:
         """Choose an idle READY copy of a persistent tier to be erased: nobody finds it there from now on."""
         self.levels[tier].policy.evict([handle], incoming)
+        self.ranks.left([handle], tier)
         self.retire_ghosts(self.levels[tier].policy)
         self.directory.move(handle, tier, Move.EVICT)
         return Leaving(handle, Reason.EVICTED)
@@ -198,6 +210,7 @@ class Residency:
         before = self.directory.state(handle, tier)
         if before is State.READY:
             self.levels[tier].policy.forget([handle])
+            self.ranks.left([handle], tier)
         if self.directory.move(handle, tier, move) is before:
             return  # LEAVING or RECLAIMED: it is on its way out already
         if not self.directory.is_held(handle, tier):
@@ -313,7 +326,7 @@ class Residency:
 
     def check(self) -> list[str]:
         """Recount directory, pools and policies against each other."""
-        findings = self.directory.check()
+        findings = [*self.directory.check(), *self.ranks.check()]
         for tier, level in enumerate(self.levels):
             findings += [f"{level.name}: {finding}" for finding in level.policy.check()]
             if len(level.policy) != self.directory.ready[tier]:

@@ -3,24 +3,22 @@
 Own nothing; each answers from the directory at the moment of asking. Units: handles, tier indexes.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
 from kvtier.cache.directory import Directory
 from kvtier.cache.transitions import State
 
 
 class NotReclaimable(Container[int]):
-    """Handles whose copy in a tier must stay: held, or the only one; or one of `besides`."""
+    """Handles whose copy in a tier must stay: held, or the only one."""
 
-    def __init__(self, directory: Directory, tier: int, besides: Iterable[int] = ()) -> None:
+    def __init__(self, directory: Directory, tier: int) -> None:
         self._directory = directory
         self._tier = tier
-        self._besides = frozenset(besides)
 
     def __contains__(self, handle: object) -> bool:
         assert isinstance(handle, int)
-        kept = self._directory.is_held(handle, self._tier) or handle in self._besides
-        return kept or not self._directory.is_clean(handle, self._tier)
+        return self._directory.is_held(handle, self._tier) or not self._directory.is_clean(handle, self._tier)
 
 
 class NotDirty(Container[int]):

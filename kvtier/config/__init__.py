@@ -9,6 +9,7 @@ from kvtier.config.schema import (
     LmdbTierConfig,
     PrefetchConfig,
     TierConfig,
+    TraceConfig,
 )
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "LmdbTierConfig",
     "PrefetchConfig",
     "TierConfig",
+    "TraceConfig",
     "load_config",
 ]

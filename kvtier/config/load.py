@@ -16,7 +16,7 @@ from kvtier.config.document import read_document
 from kvtier.config.fields import validated
 from kvtier.config.model import groups_of, model_spec, resolve_epoch
 from kvtier.config.notes import notes_on
-from kvtier.config.schema import Config, LimitsConfig, ModelSection, PrefetchConfig, TierConfig
+from kvtier.config.schema import Config, LimitsConfig, ModelSection, PrefetchConfig, TierConfig, TraceConfig
 from kvtier.config.settings import settings_of
 from kvtier.config.sources import SECTIONS, Sources, argument_overrides, environment_overrides
 from kvtier.config.tiers import tiers_of
@@ -62,6 +62,7 @@ def _load(sources: Sources, environ: Mapping[str, str]) -> Config:
     tiers = tiers_of(data.get("tiers"), sources, problems)
     prefetch = validated(PrefetchConfig, data.get("prefetch", {}), "prefetch", problems)
     limits = validated(LimitsConfig, data.get("limits", {}), "limits", problems)
+    trace = _trace_section(data.get("trace", {}), sources, problems)
     model = None if section is None else _model(section, tiers, environ, problems)
     if model and limits:
         rules.check_sizes(model, tiers, limits, problems)
@@ -70,10 +71,10 @@ def _load(sources: Sources, environ: Mapping[str, str]) -> Config:
         rules.check_access(model, tiers, problems)
     if model and prefetch:
         rules.check_prefetch(model, tiers, prefetch, problems)
-    if problems or not (section and model and prefetch and limits):
+    if problems or not (section and model and prefetch and limits and trace):
         raise _combined(problems)
     tiers = with_codecs(tiers)
-    config = Config(model, tiers, prefetch, limits, notes=notes_on(model, tiers))
+    config = Config(model, tiers, prefetch, limits, trace, notes=notes_on(model, tiers))
     return replace(config, settings=settings_of(config, section, sources))
 
 
@@ -83,6 +84,16 @@ def _model_section(raw: object, sources: Sources, problems: list[ConfigError]) -
         return section
     weights = sources.resolve_path(section.weights, ("model", "weights"), problems)
     return section.model_copy(update={"weights": weights})
+
+
+def _trace_section(raw: object, sources: Sources, problems: list[ConfigError]) -> TraceConfig | None:
+    trace = validated(TraceConfig, raw, "trace", problems)
+    if trace is None:
+        return None
+    rules.check_trace(trace, problems)
+    if trace.record is None:
+        return trace
+    return trace.model_copy(update={"record": sources.resolve_path(trace.record, ("trace", "record"), problems)})
 
 
 def _model(

@@ -23,10 +23,14 @@ from kvtier.config.schema import (
     LmdbTierConfig,
     PrefetchConfig,
     TierConfig,
+    TraceConfig,
 )
 from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.types import PAGE_BYTES, ModelSpec
+
+TRACE_SALT_BYTES_MAX = 64  # of a BLAKE2b key
+TRACE_BYTES_MIN = 1 << 20
 
 BLOCKS_MIN = 2  # with a single slot nothing can be kept while something is filled
 
@@ -164,6 +168,16 @@ def check_store_outside_weights(weights: Path | None, tiers: Sequence[TierConfig
             problem = f"{tier.path} lies inside model.weights, whose files weights_epoch: auto watches"
             remedy = "Put the store elsewhere; its own changes would make every start forget what it holds."
             problems.append(ConfigError(f"tiers[{index}].path", problem, remedy))
+
+
+def check_trace(trace: TraceConfig, problems: list[ConfigError]) -> None:
+    """A salt that its hash takes whole, and a file that holds some requests."""
+    if trace.salt is not None and len(trace.salt.encode()) > TRACE_SALT_BYTES_MAX:
+        problem = f"has {len(trace.salt.encode())} bytes, and its hash takes {TRACE_SALT_BYTES_MAX}"
+        problems.append(ConfigError("trace.salt", problem, "Use a shorter text."))
+    if trace.max_bytes < TRACE_BYTES_MIN:
+        problem = f"{readable_bytes(trace.max_bytes)} is less than {readable_bytes(TRACE_BYTES_MIN)}"
+        problems.append(ConfigError("trace.max", problem, "A long request alone takes hundreds of KiB: use 1GiB, say."))
 
 
 def _too_small(path: str, have_bytes: int, blocks: int, stride_bytes: int, terms: str) -> ConfigError:

@@ -171,12 +171,23 @@ class LimitsConfig(Section):
     prefill_tokens_per_s: how fast the engine computes a prompt, until it reports that itself, from 0.001 to 1e9; None:
     not known.
     governor: do not load what is computed faster.
+    pin_quota: the share of each tier's blocks that hints may keep there.
     """
 
     load_deadline_s: Seconds = Field(default=0.5, validation_alias="load_deadline", examples=["500ms"])
     queue_bytes: Bytes = Field(default=256 << 20, validation_alias="queue", examples=["256MiB"])
     prefill_tokens_per_s: MaybeRate = Field(default=None, examples=["2500"])
     governor: Flag = Field(default=True, examples=["true"])
+    pin_quota: Fraction = Field(default=0.25, examples=["0.25"])
+
+
+class TraceConfig(Section):
+    """Where requests are recorded, if at all: their blocks' hashes (with a salt nobody can test a prompt against
+    them), times and sizes. max: when the file is set aside and begun anew."""
+
+    record: MaybePath = Field(default=None, examples=["./requests.jsonl"])
+    salt: MaybeText = Field(default=None, examples=["any secret text"])
+    max_bytes: Bytes = Field(default=1 << 30, validation_alias="max", examples=["1GiB"])
 
 
 @dataclass(frozen=True)
@@ -199,6 +210,7 @@ class Config:
     tiers: tuple[TierConfig, ...]
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
     settings: Mapping[str, Setting] = field(default_factory=dict, compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 

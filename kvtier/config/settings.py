@@ -29,6 +29,7 @@ def settings_of(config: Config, section: ModelSection, sources: Sources) -> dict
         found.update(_values(tier, ("tiers", index)))
     found.update(_values(config.prefetch, ("prefetch",)))
     found.update(_values(config.limits, ("limits",)))
+    found.update(_values(config.trace, ("trace",)))
     origins = {where: sources.origin_of(where) for where in found} | _codec_origins(config, sources)
     return {path_text(where): Setting(value, origins[where]) for where, value in found.items()}
 

@@ -16,7 +16,7 @@ from kvtier.config.document import Document, Where, path_text
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 
-SECTIONS = ("model", "tiers", "prefetch", "limits")
+SECTIONS = ("model", "tiers", "prefetch", "limits", "trace")
 PREFIX = "KVTIER_"
 _STEP = re.compile(r"([A-Za-z_]+)((?:\[\d{1,3}\])*)")
 

@@ -8,7 +8,9 @@ import operator
 from reprlib import Repr
 from typing import Any, TypeVar
 
+from kvtier.cache.ranks import PRIORITY_MAX, PRIORITY_MIN
 from kvtier.config.units import SECONDS_MAX
+from kvtier.engine.hints import Advice, rank_of
 from kvtier.errors import UsageError
 from kvtier.types import BlockKey
 
@@ -42,7 +44,7 @@ def one_of(name: str, value: T, kinds: tuple[type, ...]) -> T:
     return value
 
 
-def integer(name: str, value: Any, at_least: int = 0) -> int:
+def integer(name: str, value: Any, at_least: int = 0, at_most: int = INTEGER_MAX) -> int:
     """An integer of any kind, numpy's included."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -54,6 +56,8 @@ def integer(name: str, value: Any, at_least: int = 0) -> int:
         raise UsageError(f"{name}={shown(number)}: use {at_least} or more")
     if number > INTEGER_MAX:
         raise UsageError(f"{name} has {number.bit_length()} bits: use 2**53 at most")
+    if number > at_most:
+        raise UsageError(f"{name}={number}: use {at_most} at most")
     return number
 
 
@@ -75,6 +79,22 @@ def seconds(name: str, value: Any) -> float:
     if not 0 <= number <= SECONDS_MAX:
         raise UsageError(f"{name}={number!r}: use 0 or more seconds, and {SECONDS_MAX:g} (30 years) at most")
     return number
+
+
+def advice(ends: Any, returns_in_s: Any, priority: Any, pin: Any, ttl_s: Any) -> Advice:
+    """What is said of a session: that it ends, or anything else, and for how long a rank holds."""
+    rank = rank_of(
+        None if priority is None else integer("priority", priority, PRIORITY_MIN, PRIORITY_MAX),
+        optional("pin", pin, bool),
+    )
+    over = instance("ends", ends, bool)
+    returns = None if returns_in_s is None else seconds("returns_in_s", returns_in_s)
+    lives_s = None if ttl_s is None else seconds("ttl_s", ttl_s)
+    if over == (rank is not None or returns is not None):
+        raise UsageError("a hint says either ends=True, or any of returns_in_s, priority and pin")
+    if lives_s is not None and rank is None:
+        raise UsageError("ttl_s says how long a priority or a pin holds; give one of them")
+    return Advice(over, returns, rank, lives_s)
 
 
 def slot_pairs(pairs: Any) -> list[tuple[int, BlockKey]]:

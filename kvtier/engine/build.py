@@ -25,6 +25,7 @@ from kvtier.config.codecs import codecs_of, coded_model, identity_of
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
 from kvtier.engine.recoding import Recoding
+from kvtier.engine.recorder import TraceRecorder
 from kvtier.errors import ConfigError, DriverError
 from kvtier.notices import say_once
 from kvtier.policies import POLICIES
@@ -79,6 +80,10 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             except KeyError as error:  # a policy of somebody else's, that is not there
                 raise ConfigError(f"tiers[{index}].policy", str(error.args[0]), "Install it, or use lru") from error
         clock = MonotonicClock()
+        epoch_ms = time.time_ns() // 10**6 - int(clock.now() * 1000)
+        recorder = open_recorder(config, specs, epoch_ms)
+        if recorder is not None:
+            undo.callback(recorder.close)
         core = Core(
             config.model,
             levels,
@@ -88,14 +93,16 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
             lookahead_requests=config.prefetch.lookahead_requests,
             governed=config.limits.governor,
             prefill_tokens_per_s=config.limits.prefill_tokens_per_s,
-            epoch_ms=time.time_ns() // 10**6 - int(clock.now() * 1000),
+            pin_quota=config.limits.pin_quota,
+            epoch_ms=epoch_ms,
         )
+        core.traced.recorder = recorder
         for index, tier in enumerate(tiers):
             if isinstance(tier, SupportsScan):
                 sidecar = tier.sidecar() if isinstance(tier, SupportsSidecar) else ()
                 core.adopt(index, tier.scan(), sidecar, clock.now())
         host_memory.trim_heap()  # columns that grow leave holes: 40 bytes for each known key
-        engine = Engine(core, tiers, clock, recoding)
+        engine = Engine(core, tiers, clock, recoding, recorder)
         undo.pop_all()  # the engine closes them from now on
     return engine, tiers[0]
 
@@ -121,6 +128,22 @@ def recoding_for(tiers: Sequence[Tier], codings: Sequence[Codings], length_bytes
                 say_once(log, f"tier {tiers[0].name}", "codec", f"{coded.codec}: coded by the CPU, for {obstacle}")
             return Recoding(coded, length_bytes_max, tier_codes=not obstacle)
     return None
+
+
+def open_recorder(config: Config, specs: Sequence[BlockSpec], epoch_ms: int) -> TraceRecorder | None:
+    """Who writes requests down, if that is wanted. Raises ConfigError for a file that cannot be written."""
+    trace = config.trace
+    if trace.record is None:
+        return None
+    block_bytes = sum(spec.block_bytes for spec in specs)
+    return TraceRecorder(
+        trace.record,
+        config.model.groups[0].block_tokens,
+        block_bytes,
+        epoch_ms=epoch_ms,
+        salt=trace.salt,
+        bytes_max=trace.max_bytes,
+    )
 
 
 def reads_in_place(config: TierConfig) -> bool:

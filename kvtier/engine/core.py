@@ -22,12 +22,13 @@ from kvtier.blocks.spec import block_specs
 from kvtier.cache.adoption import adopt
 from kvtier.cache.leases import Arrival, Found, Lease, Match, NoRoom, Phase
 from kvtier.cache.level import Level
-from kvtier.cache.pins import pin, unpin
-from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
+from kvtier.cache.prefix import longest_prefix
 from kvtier.cache.residency import Residency
 from kvtier.engine import arguments
 from kvtier.engine.answers import Answer, Dropped, Flushed
 from kvtier.engine.governor import Governor
+from kvtier.engine.hints import Hints
+from kvtier.engine.matches import Matches
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
 from kvtier.engine.prefill import PrefillSpeed
@@ -35,6 +36,7 @@ from kvtier.engine.rates import Rates
 from kvtier.engine.reservations import Reservations
 from kvtier.engine.sidecar import Sidecars
 from kvtier.engine.tier_memory import TierMemory
+from kvtier.engine.traced import Traced
 from kvtier.errors import UsageError
 from kvtier.metrics import Counters
 from kvtier.types import BatchDone, BlockKey, ModelSpec, StoredBlock, TransferBatch, namespace_of, store_key
@@ -57,11 +59,13 @@ class Core:
         governed: bool = True,
         prefill_tokens_per_s: float | None = None,
         epoch_ms: int = 0,
+        pin_quota: float = 0.25,
     ) -> None:
         """governed: load nothing that is computed faster.
 
         prefill_tokens_per_s: how fast the engine computes, until it reports that (`prefilled`); None: unknown.
         epoch_ms: what the wall clock shows, in ms since 1970, when the clock whose seconds are passed in is at 0.
+        pin_quota: the share of each tier that hints may keep there.
         """
         self.model = model
         self._namespaces = namespaces
@@ -69,7 +73,7 @@ class Core:
         self._sizes = tuple(group.block_tokens for group in model.groups)
         self._names = [level.name for level in levels]
         self.counters = Counters(self._names)
-        self.residency = Residency(levels, self.counters, namespaces)
+        self.residency = Residency(levels, self.counters, namespaces, pin_quota)
         self._directory = self.residency.directory
         self._sidecars = Sidecars(self.residency, rates := Rates(), epoch_ms)
         specs = block_specs(model)
@@ -78,20 +82,18 @@ class Core:
         self._prefill = PrefillSpeed(prefill_tokens_per_s)
         promotions = self.planner.promotions
         governor = Governor(self.residency, promotions, rates, self._prefill, specs, self._sizes, governed)
-        self._leases = Reservations(self.residency, self.planner, governor, specs, self._sizes)
-        self._matches: dict[int, Match] = {}
-        self._memory = TierMemory(self.planner, self._leases, self._prefetch, self._matches, self._look_again)
+        self.hints = Hints(self.residency)
+        self.traced = Traced(self.counters)
+        self._leases = Reservations(self.residency, self.planner, governor, self.hints, specs, self._sizes)
+        self._matches = Matches(self.residency, self._sizes)
+        self._memory = TierMemory(self.planner, self._leases, self._prefetch, self._matches.held, self._look_again)
         self._answers: list[tuple[int, Answer]] = []
         self._last_id = 0
 
     # ------------------------------------------------------------ start
 
     def adopt(
-        self,
-        tier: int,
-        stored: Iterable[StoredBlock],
-        sidecar: Iterable[tuple[bytes, bytes]] = (),
-        now_s: float = 0.0,
+        self, tier: int, stored: Iterable[StoredBlock], sidecar: Iterable[tuple[bytes, bytes]] = (), now_s: float = 0.0
     ) -> None:
         """Take what a persistent tier has kept, oldest first, into the directory. Before anything else."""
         rows = dict(sidecar)
@@ -101,12 +103,16 @@ class Core:
 
     # ------------------------------------------------------------ sought
 
-    def match(self, keys: Keys, owner: str, tokens_max: int | None, expires_at_s: float) -> Match:
-        """Pin the longest prefix that is in any tier."""
+    def match(
+        self, keys: Keys, owner: str, tokens_max: int | None, expires_at_s: float, session: str | None = None
+    ) -> Match:
+        """Pin the longest prefix that is in any tier. session: whose turn it is, by which `hint` calls its blocks."""
         self._check_keys(keys)
         match = self.blank_match(keys, owner, tokens_max)
+        match.session, match.traced = session, False
+        self.hints.came(session)
         match.expires_at_s = expires_at_s
-        self._look(match)
+        self._matches.look(match, self._namespace)
         asked = keys.tokens if tokens_max is None else min(tokens_max, keys.tokens)
         self.counters.looked_up(asked, [match.tiers[name] for name in self._names])
         return match
@@ -120,7 +126,7 @@ class Core:
         """Ask the same and pin nothing."""
         self._check_keys(keys)
         prefix = longest_prefix(self._directory, self._namespace, keys, tokens_max)
-        return Found(prefix.tokens, self._tiers(prefix))
+        return Found(prefix.tokens, self._matches.tiers_of(prefix))
 
     def missing(self, keys: Keys) -> tuple[BlockKey, ...]:
         """The keys that have no copy in any tier."""
@@ -146,9 +152,11 @@ class Core:
         if blocks_total < 1:
             raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
         self.counters.add("reserves")
+        self.hints.watch(now_s)
+        self.traced.note(match, blocks_total * self._sizes[0], now_s)
         if not match.pins or match.namespace != self._namespace:
             # Expired, consumed, released or of other weights. What others have committed since may be more than fits.
-            self._look(match, blocks_total * self._sizes[0])
+            self._matches.look(match, self._namespace, blocks_total * self._sizes[0])
         ticket = self.new_id()
         self._leases.begin(ticket, match, blocks_total, deadline_s, now_s, streamed=streamed)
         self._prefetch.used([h for handles in match.prefix.handles for h in handles])
@@ -203,7 +211,7 @@ class Core:
 
     def release_owner(self, owner: str) -> int:
         """Its owner is dead: give back all leases, pending reservations and matches in this name. How many?"""
-        matches = [match for match in self._matches.values() if match.owner == owner]
+        matches = self._matches.of_owner(owner)
         for match in matches:
             self.release_match(match)
         return self._leases.release_owner(owner) + len(matches)
@@ -211,8 +219,7 @@ class Core:
     def release_match(self, match: Match) -> None:
         """Let go of a match's pins. Idempotent."""
         self._expect_ours(match, match.home)
-        unpin(self.residency, match)
-        self._matches.pop(match.match_id, None)
+        self._matches.release(match)
 
     def _expect_ours(self, held: Match | Lease, home: object) -> None:
         if home is not self:
@@ -266,7 +273,9 @@ class Core:
 
     def plan(self, now_s: float) -> list[TransferBatch]:
         """What should move now. Each batch must be answered by exactly one `apply`."""
-        self._expire(now_s)
+        self._leases.expire(now_s)
+        self._matches.expire(now_s)
+        self.hints.watch(now_s)
         self.planner.watch(now_s)
         self._give_up_on_tiers()
         self._prefetch.advance(now_s)
@@ -306,7 +315,7 @@ class Core:
         for ticket, answer in self._leases.ended:
             self._answers.append((ticket, self.current(answer)))
             if isinstance(answer, Lease):  # its match is consumed
-                self._matches.pop(answer.record.match.match_id, None)
+                self._matches.consumed(answer.record.match)
         self._leases.ended.clear()
         self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
         self._answers += self._memory.answers()
@@ -327,7 +336,7 @@ class Core:
             self.planner.wake_at_s(now_s),
             self._leases.next_deadline_s(),
             self._prefetch.next_expiry_s(),
-            min((match.expires_at_s for match in self._matches.values()), default=None),
+            self._matches.next_expiry_s(),
         ]
         return min((at_s for at_s in times if at_s is not None), default=None)
 
@@ -345,6 +354,7 @@ class Core:
             "ghosts": ghosts,
             "leases": len(self._leases),
             "matches": len(self._matches),
+            "sessions": len(self.hints),
             "batches_in_flight": len(self.planner.flight),
             **self.counters.engine(),
             "tiers": {
@@ -362,35 +372,14 @@ class Core:
 
     # ------------------------------------------------------------ inside
 
-    def _expire(self, now_s: float) -> None:
-        self._leases.expire(now_s)
-        for match in [m for m in self._matches.values() if m.expires_at_s <= now_s]:
-            self.counters.add("matches_expired", int(bool(match.pins)))
-            self.release_match(match)
-
     def _look_again(self, match: Match) -> None:
         """Pin what a match finds now, unless it was made under other weights."""
         if match.namespace == self._namespace:
-            self._look(match)
-
-    def _look(self, match: Match, tokens_max: int | None = None) -> None:
-        """Find and pin, under the weights of now, what a match asks for, at most so much."""
-        unpin(self.residency, match)
-        match.namespace = self._namespace
-        limits = [limit for limit in (match.tokens_max, tokens_max) if limit is not None]
-        prefix = longest_prefix(self._directory, self._namespace, match.keys, min(limits, default=None))
-        match.prefix = prefix
-        match.tokens = prefix.tokens
-        match.tiers = self._tiers(prefix)
-        pin(self.residency, match)
-        self._matches[match.match_id] = match
+            self._matches.look(match, self._namespace)
 
     def _check_keys(self, keys: Keys) -> None:
         if not isinstance(keys, Keys) or keys.block_tokens != self._sizes:
             raise UsageError("these keys were not made for this model; use hash_blocks(tokens, config.model)")
-
-    def _tiers(self, prefix: Prefix) -> dict[str, int]:
-        return tokens_by_tier(prefix.tiers, self._sizes, prefix.tokens, self._names)
 
     def new_id(self) -> int:
         """A number for a match, a ticket or a lease that no other has."""

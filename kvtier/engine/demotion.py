@@ -110,7 +110,8 @@ class Demotions:
 
     def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
         lane = (tier, tier + 1)
-        available = self._residency.takeable(tier, drop_dirty=False) + self._flight.blocks[lane]
+        kept = self._residency.ranks.kept(tier)  # not to be counted on
+        available = self._residency.takeable(tier, drop_dirty=False) + self._flight.blocks[lane] - kept
         low = max(1, ceil(level.low_watermark * level.slots_usable))
         high = max(low + 1, ceil(level.high_watermark * level.slots_usable))
         level.demoting = available < (high if level.demoting else low)
@@ -170,7 +171,7 @@ class Demotions:
         staying = NotEvictable(self._directory, tier, ())
         short = len(handles) - level.slots.slots_free
         if short > 0:
-            victims = up_to(level.policy, short, staying, incoming=handles[0])
+            victims = self._residency.ranks.up_to(level.policy, tier, short, staying, incoming=handles[0])
             self._residency.reclaim(victims, tier, handles[0])
 
     def _to_disk(self, lane: tuple[int, int], handles: list[int], now_s: float) -> TransferBatch | None:
@@ -210,15 +211,15 @@ class Demotions:
         size: None if it shows only when a block is written: an extent serves any.
         """
         level = self._residency.levels[tier]
-        policy = level.policy
+        policy, ranks = level.policy, self._residency.ranks
         staying = NotEvictable(self._directory, tier, self.flushes)
-        coldest = policy.candidates(1, staying) if count > 0 else []
+        coldest = ranks.up_to(policy, tier, 1, staying) if count > 0 else []
         if not coldest:
             return []
         place = self._directory.place(coldest[0], tier)
         if size is None or level.size_class_at(place, self._directory.length_bytes(coldest[0])) != size:
-            return self.whole_extent(tier, staying) or policy.candidates(1, staying, size)
-        return up_to(policy, count, staying, size, incoming)
+            return self.whole_extent(tier, staying) or ranks.up_to(policy, tier, 1, staying, size)
+        return ranks.up_to(policy, tier, count, staying, size, incoming)
 
     def whole_extent(self, tier: int, staying: Container[int]) -> list[int]:
         """The blocks of the coldest extent that may all leave: emptied, it can be lent to any size."""
@@ -226,14 +227,16 @@ class Demotions:
         assert level.room is not None
         extent_of, place = level.room.extent, self._directory.place
         movable = sum(handle not in staying for handle in self._directory.ready_in(tier))
-        coldest = level.policy.candidates(min(movable, COLDEST_TRIED_MAX), staying)  # `up_to` may leave out half
+        count = min(movable, COLDEST_TRIED_MAX)  # `up_to` may leave out half
+        coldest = self._residency.ranks.choose(level.policy, tier, count, staying, movable)
         extents = dict.fromkeys(extent_of(place(h, tier)) for h in coldest)  # in order, each once
         members: dict[int, list[int]] = {extent: [] for extent in extents}
         for handle in self._with_copy(tier):
             extent = extent_of(place(handle, tier))
             if extent in members:
                 members[extent].append(handle)
-        for extent in extents:
+        keeps = self._residency.ranks.keeps
+        for extent in sorted(extents, key=lambda extent: any(keeps(h, tier) for h in members[extent])):
             if all(self._directory.is_ready(h, tier) and h not in staying for h in members[extent]):
                 return members[extent]
         return []

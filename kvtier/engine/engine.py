@@ -24,6 +24,7 @@ from kvtier.engine.executor import Executor
 from kvtier.engine.oneshot import OneShot
 from kvtier.engine.polled import Job, PolledSurface, Request
 from kvtier.engine.recoding import Recoding
+from kvtier.engine.recorder import TraceRecorder
 from kvtier.errors import ClosedError, InvariantError, KvtierError
 from kvtier.tiers.base import SupportsFences, SupportsPinning, Tier
 from kvtier.types import BatchDone
@@ -49,8 +50,17 @@ class Question:
 class Engine:
     """Runs a core on its own thread. All methods may be called from any thread of the process that made it."""
 
-    def __init__(self, core: Core, tiers: list[Tier], clock: Clock, recoding: Recoding | None = None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        tiers: list[Tier],
+        clock: Clock,
+        recoding: Recoding | None = None,
+        recorder: TraceRecorder | None = None,
+    ) -> None:
+        """recorder: closed with the tiers."""
         self._core = core
+        self._recorder = recorder
         self._surface = PolledSurface(core)
         self._clock = clock
         self._tiers = tiers
@@ -281,5 +291,7 @@ class Engine:
                     closing.callback(tier.close)
                 if isinstance(top := self._tiers[0], SupportsPinning):
                     closing.callback(top.unpin)  # before the memory of the tiers below goes
+                if self._recorder is not None:
+                    closing.callback(self._recorder.close)
         except Exception:
             log.exception("a tier did not close well")

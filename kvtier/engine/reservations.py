@@ -15,6 +15,7 @@ from itertools import chain
 from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
+from kvtier.cache.lease_slots import shared_and_private, used_blocks
 from kvtier.cache.leases import Lease, LeaseRecord, Match, NoRoom, Phase
 from kvtier.cache.pins import unpin, unpin_tier
 from kvtier.cache.prefix import tokens_by_tier
@@ -22,6 +23,7 @@ from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.commits import Commits
 from kvtier.engine.governor import Governor
+from kvtier.engine.hints import Hints
 from kvtier.engine.lease_counts import count_decision, count_restored
 from kvtier.engine.planner import Planner
 from kvtier.errors import Asleep, DeviceLost, UsageError
@@ -41,6 +43,7 @@ class Reservations:
         residency: Residency,
         planner: Planner,
         governor: Governor,
+        hints: Hints,
         specs: Sequence[BlockSpec],
         sizes: Sequence[int],
     ) -> None:
@@ -49,6 +52,7 @@ class Reservations:
         self._promotions = planner.promotions
         self._goal = planner.promotions.goal
         self._governor = governor
+        self._hints = hints
         self._commits = Commits(residency, specs)
         self._sizes = tuple(sizes)  # block_tokens of each group
         self._layers = frozenset(segment.layer for spec in specs for segment in spec.segments)
@@ -352,7 +356,7 @@ class Reservations:
         record = self._records.get(lease_id)
         if record is not None:
             if record.phase is Phase.ACTIVE:
-                self._touch(record, Access.RELEASE)
+                self._hints.served(record.match.session, self._touch(record, Access.RELEASE))
             self._forget(record)
 
     def release_owner(self, owner: str) -> int:
@@ -374,26 +378,19 @@ class Reservations:
         record.phase = Phase.RELEASED
         del self._records[record.lease_id]
         pool = self._residency.levels[0].slots
-        shared, private = [], []
-        slots = [slot for slot in _flat(record.slots) if slot >= 0]
-        for slot, handle in zip(slots, pool.occupants(slots), strict=True):
-            if handle is not None and self._directory.place(handle, 0) == slot:
-                shared.append(handle)
-            else:
-                private.append(slot)  # never committed, or a duplicate
+        shared, private = shared_and_private(record, pool, self._directory)
         pool.give(private)
         self._residency.unhold(shared, 0)
         self._residency.unhold(record.in_place, self._goal)
         record.in_place.clear()
 
-    def _touch(self, record: LeaseRecord, access: Access) -> None:
-        """Deepest blocks first, so that the shallow ones leave last."""
-        pool, below = self._residency.levels[0].slots, self._residency.levels[self._goal].slots
-        for slots in record.slots:
-            here = iter(pool.occupants(slot for slot in slots if slot >= 0))
-            there = iter(below.occupants(~slot for slot in slots if slot < 0))
-            used = [next(here if slot >= 0 else there) for slot in slots]
-            self._residency.touch([h for h in reversed(used) if h is not None], access)
+    def _touch(self, record: LeaseRecord, access: Access) -> list[int]:
+        """Deepest blocks first, so that the shallow ones leave last; returns them in this order."""
+        levels = self._residency.levels
+        rows = used_blocks(record, levels[0].slots, levels[self._goal].slots)
+        for row in rows:
+            self._residency.touch(row, access)
+        return _flat(rows)
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> list[int]:

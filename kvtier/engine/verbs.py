@@ -80,13 +80,13 @@ class CacheVerbs:
         """Find and pin the longest prefix that lies in any tier.
 
         tokens_max: never look further; pass `len(tokens) - 1`, since the last prompt token must be computed.
-        ttl_s: the pins end by themselves after this long. session: whose turn this is (no policy asks yet).
+        ttl_s: the pins end by themselves after this long. session: whose turn this is, by any name: see `hint`.
         Changes nothing but pins and counters; does not wait for I/O.
         """
-        arguments.optional("session", session, str)
+        name = arguments.optional("session", session, str)
         limit = arguments.limit("tokens_max", tokens_max)
         lives_s = arguments.seconds("ttl_s", ttl_s)
-        return self._engine.call(lambda core, now_s: core.match(keys, owner, limit, now_s + lives_s))
+        return self._engine.call(lambda core, now_s: core.match(keys, owner, limit, now_s + lives_s, name))
 
     def peek(self, keys: Keys, *, tokens_max: int | None = None) -> Found:
         """Ask what `match` would find, and pin nothing."""
@@ -218,6 +218,27 @@ class CacheVerbs:
     def prefetch(self, keys: Keys) -> None:
         """Announce a request: what of it lies only on disk comes into the lowest memory tier, within the budget."""
         self._engine.call(lambda core, now_s: core.prefetch(keys, now_s))
+
+    def hint(
+        self,
+        session: str,
+        *,
+        ends: bool = False,
+        returns_in_s: float | None = None,
+        priority: int | None = None,
+        pin: bool | None = None,
+        ttl_s: float | None = None,
+    ) -> None:
+        """Say what is known of a session that `match` has named. It is evidence: a wrong one costs little.
+
+        ends: it will not come back. returns_in_s: it will, in about so many seconds. priority: -1, its blocks leave
+        before others; 1, after them; 0, as they do. pin: they leave when nothing else can. The last two hold until
+        something else is said, the session ends, or `ttl_s` is over, and within `limits.pin_quota` of each tier.
+        Never waits, and is never an error but for arguments that cannot be: an unknown session is counted.
+        """
+        name = arguments.instance("session", session, str)
+        advice = arguments.advice(ends, returns_in_s, priority, pin, ttl_s)
+        self._engine.call(lambda core, now_s: core.hints.advise(name, advice, now_s))
 
     def set_weights_epoch(self, epoch: str) -> None:
         """The weights have changed: look up and commit under a new identity; older blocks age out."""

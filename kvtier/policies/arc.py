@@ -3,7 +3,7 @@
 Owns: four lists of handles, from least to most recently used. T1 holds residents seen once, T2 those seen again; B1
 and B2 hold the ghosts of what left T1 and T2. `p` is how large T1 should be: the return of a ghost from B1 says that
 T1 was too small, one from B2 that T2 was. c is the number of blocks that the tier holds.
-Always:  a handle is in one list at most; |T1| + |B1| <= max(c, |T1|) and all four <= max(2c, residents), for a tier
+Always:  a handle is in one list at most; |T1| + |B1| <= max(c, |T1|) and all lists <= max(2c, residents), for a tier
          that is being shrunk, or whose blocks are pinned, may hold more than c; 0 <= p <= c; `_counted` are ghosts.
 Units:   handles, blocks.
 
@@ -25,7 +25,13 @@ before anything moves; FILL moves x, and trims the ghosts. If the paper's order 
   >= |T2|. B1 is if |T1| = c, and then the paper drops the head of T1 without a ghost: we move it to B1 (T2 is empty,
   so REPLACE has no other choice) and trim it from there.
 
-Snapshot (framed as in `snapshot.py`): f64 p, u32 c; T1, T2, B1, B2, the size classes of T1 and then T2, `_counted`.
+Beside the paper: those of which a hint says that they are not expected again wait in a list until somebody touches
+them, in E1 what one session alone had named, in E2 what several had. E1 leaves first, then E2, of each who was hinted
+longest ago, and no ghost stays of them: their return would say something about the hint, and nothing about T1 and T2.
+Without hints both are empty.
+
+Snapshot (framed as in `snapshot.py`): f64 p, u32 c; T1, T2, E1, E2, B1, B2, the size classes of the first four,
+`_counted`.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -37,13 +43,14 @@ from numpy.typing import NDArray
 
 from kvtier.allocator.rings import NOWHERE, Rings
 from kvtier.errors import InvariantError
-from kvtier.policies.base import Access
+from kvtier.policies.base import Access, Hint
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
-_FORMAT = SnapshotFormat("arc", b"KVTARC\x00\x01", head="dI", columns=6)
-_LISTS = _T1, _T2, _B1, _B2 = 1, 2, 3, 4
-_RESIDENT, _GHOST = (_T1, _T2), (_B1, _B2)
+_FORMAT = SnapshotFormat("arc", b"KVTARC\x00\x02", head="dI", columns=8)
+_LISTS = _T1, _T2, _E1, _E2, _B1, _B2 = 1, 2, 3, 4, 5, 6  # residents first
+_ENDED = _E1, _E2
+_RESIDENT, _GHOST = (_T1, _T2, *_ENDED), (_B1, _B2)
 _FILL, _REUSE, _RELEASE = Access.FILL, Access.REUSE, Access.RELEASE  # asking the Enum takes 100 ns each time
 
 
@@ -62,7 +69,7 @@ class ARC:
 
     def __len__(self) -> int:
         lens = self._rings.lens
-        return lens[_T1] + lens[_T2]
+        return lens[_T1] + lens[_T2] + lens[_E1] + lens[_E2]
 
     # ------------------------------------------------------------ what happened
 
@@ -77,7 +84,7 @@ class ARC:
             # Case I, x in T1 or T2: a hit. It has been seen at least twice now: to the young end of T2.
             rings.move(handles, _T2, sources=_RESIDENT)
         elif access is _RELEASE:
-            rings.move(handles, _T1, sources=(_T1,))
+            rings.move(handles, _T1, sources=(_T1, *_ENDED))
             rings.move(handles, _T2, sources=(_T2,))
         else:
             self._sizes.assign(handles, size_class)
@@ -98,6 +105,8 @@ class ARC:
             self.p = self._adapted(handle, ring)
             self._counted.discard(handle)
             return _T2
+        if ring in _ENDED:
+            return entrance
         return max(ring, entrance)  # resident: in its own list, or in T2 once it brings its frequency along
 
     def _adapted(self, ghost: int, ring: int) -> float:
@@ -109,6 +118,14 @@ class ARC:
             return min(float(self._blocks), self.p + max(frequent / recent, 1.0))
         return max(0.0, self.p - max(recent / frequent, 1.0))
 
+    def hint(self, handles: Sequence[int], hint: Hint) -> int:
+        """Residents that are not expected again join E1 or E2; when others return does not matter here."""
+        if not hint.ends:
+            return 0
+        ended = [handle for handle in dict.fromkeys(handles) if self._rings.ring_of(handle) in _RESIDENT]
+        self._rings.move(ended, _E2 if hint.shared else _E1)
+        return len(ended)
+
     # ------------------------------------------------------------ who leaves
 
     def candidates(
@@ -116,10 +133,16 @@ class ARC:
     ) -> list[int]:
         """The `count` handles next to leave for `incoming`, first to leave first, or none. Does not change state.
 
-        The paper's REPLACE, `count` times with one p. Where the list it chooses has none to give, the other does.
+        E1 and E2, then the paper's REPLACE, as often as needed with one p. Where the list it chooses has none to give,
+        the other does.
         """
         if not 0 < count <= len(self):
             return []
+        ended: list[int] = []
+        if self._rings.lens[_E1] or self._rings.lens[_E2]:
+            waiting = chain(self._rings.walk(_E1), self._rings.walk(_E2))
+            ended = list(islice(self._sizes.eligible(waiting, pinned, size_class), count))
+            count -= len(ended)
         ring, p = NOWHERE, self.p
         if incoming is not None and (ring := self._rings.ring_of(incoming)) in _GHOST:
             p = self._adapted(incoming, ring)
@@ -134,10 +157,10 @@ class ARC:
             in_t2 = self._sizes.eligible(self._rings.walk(_T2), pinned, size_class)
             chosen += islice(in_t2, count - len(chosen))
         chosen += islice(eligible, count - len(chosen))
-        return chosen if len(chosen) == count else []
+        return ended + chosen if len(chosen) == count else []
 
     def evict(self, handles: Sequence[int], incoming: int | None = None) -> None:
-        """These become ghosts, the youngest of their kind; the return of `incoming` is noted if it is one.
+        """These become ghosts, the youngest of their kind (of E1, E2: none). The return of `incoming` is noted.
 
         Raises InvariantError for one that is not resident.
         """
@@ -150,7 +173,10 @@ class ARC:
             ring = rings.ring_of(handle)
             if ring not in _RESIDENT:
                 raise InvariantError(f"arc: {handle} is not resident")
-            rings.move((handle,), _B1 if ring == _T1 else _B2)
+            if ring in _ENDED:
+                rings.remove(handle)
+            else:
+                rings.move((handle,), _B1 if ring == _T1 else _B2)
         if overfull:  # else the ghosts had room before, and have it still
             self._trim()
 
@@ -187,7 +213,7 @@ class ARC:
         self._trim()
 
     def _trim(self, entering: int = NOWHERE) -> None:
-        """Give up the oldest ghosts until |T1| + |B1| <= c and all four <= 2c, after one more enters that list."""
+        """Give up the oldest ghosts until |T1| + |B1| <= c and all lists <= 2c, after one more enters that list."""
         lens, recent_max, total_max = self._rings.lens, self._blocks, 2 * self._blocks
         if entering != NOWHERE:
             recent_max -= entering == _T1
@@ -196,7 +222,7 @@ class ARC:
         while lens[_B1] and lens[_T1] + lens[_B1] > recent_max:
             self._drop(_B1)
         # Case IV B, |T1| + |B1| < c and 2c in all: the oldest of B2 goes.
-        while lens[_T1] + lens[_T2] + lens[_B1] + lens[_B2] > total_max and (lens[_B1] or lens[_B2]):
+        while sum(lens) > total_max and (lens[_B1] or lens[_B2]):
             self._drop(_B2 if lens[_B2] else _B1)
 
     def _drop(self, ring: int) -> None:
@@ -210,7 +236,7 @@ class ARC:
     def snapshot(self) -> bytes:
         """p, c, the lists and the size classes, in the format above."""
         lists = [list(self._rings.walk(ring)) for ring in _LISTS]
-        classes = [self._sizes[handle] for handle in chain(lists[0], lists[1])]
+        classes = [self._sizes[handle] for handle in chain(*lists[:4])]
         return _FORMAT.pack((self.p, self._blocks), [*lists, classes, sorted(self._counted)])
 
     def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:
@@ -221,9 +247,10 @@ class ARC:
         """
         (p, blocks), (*lists, classes, counted) = _FORMAT.unpack(state)
         names = _FORMAT.names(lists, renamed)
-        if len(classes) != len(lists[0]) + len(lists[1]):
-            raise _FORMAT.damaged(f"{len(lists[0]) + len(lists[1])} residents with {len(classes)} size classes")
-        if not 0.0 <= p <= blocks or not set(counted) <= {*lists[2], *lists[3]}:
+        count = sum(map(len, lists[:4]))
+        if len(classes) != count:
+            raise _FORMAT.damaged(f"{count} residents with {len(classes)} size classes")
+        if not 0.0 <= p <= blocks or not set(counted) <= {*lists[4], *lists[5]}:
             raise _FORMAT.damaged("its p is not within 0 .. c, or a ghost that came back is none")
         before = dict.fromkeys(chain(self._dropped, self.ghosts()))
         self._rings, self._sizes = Rings(len(_LISTS)), SizeClasses()
@@ -233,7 +260,7 @@ class ARC:
         residents = named[: len(classes)]
         self._sizes.assign_each(names[: len(classes)][residents], np.asarray(classes)[residents])
         self.p = p
-        ghosts = dict(zip(chain(lists[2], lists[3]), names[len(classes) :].tolist(), strict=True)) if counted else {}
+        ghosts = dict(zip(chain(lists[4], lists[5]), names[len(classes) :].tolist(), strict=True)) if counted else {}
         self._counted = {ghosts[handle] for handle in counted} - {NO_NAME}
         self._dropped = before
         self.resize(self._blocks)
@@ -256,7 +283,7 @@ class ARC:
             findings.append(f"arc: p is {self.p}, not within 0 .. {blocks}")
         if not self._counted <= set(self.ghosts()):
             findings.append("arc: the return of a handle that is no ghost was noted")
-        if any(handle >= len(self._sizes) for handle in chain(self._rings.walk(_T1), self._rings.walk(_T2))):
+        if any(handle >= len(self._sizes) for ring in _RESIDENT for handle in self._rings.walk(ring)):
             findings.append("arc: a resident handle without a size class")
         return findings
 

@@ -102,16 +102,20 @@ class Hint:
 
     ends: nobody will ask for them again, as far as it knows. returns_in: after how many accesses of the tier they
     are expected again; whoever knows seconds knows how many accesses there are in one. Exactly one of them is given.
+    shared: with ends, that more than one session has named them, so that another may.
     """
 
     ends: bool = False
     returns_in: int | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.ends == (self.returns_in is not None) or (self.returns_in or 0) < 0:
             raise UsageError(
                 "a hint says either that a session ends, or after how many accesses (0 or more) it returns"
             )
+        if self.shared and not self.ends:
+            raise UsageError("a hint says what is shared of a session only when that ends")
 
 
 @runtime_checkable

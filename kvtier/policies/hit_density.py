@@ -124,7 +124,7 @@ class HitDensity(ListPolicy):
             self._census.remove(classes[handle], times[handle])
             self._fronts.left((handle,), classes[handle])
         if residents:
-            self._put(residents, class_hinted(hint.returns_in))
+            self._put(residents, class_hinted(hint.returns_in, hint.shared))
         return len(residents)
 
     def _learn(self) -> None:

@@ -3,23 +3,27 @@
 Owns: the order of the resident handles and the size class of each. No ghosts, no adaptation, no limit of its own.
 Always:  every resident has the size class of its last FILL or MOVED; head = next to leave.
 
-Snapshot (framed as in `snapshot.py`): no head; the handles from head to tail, their size classes.
+Those of which a hint says that they are not expected again are in lists of their own until somebody touches them:
+what one session alone had named leaves first, then what several had, and of each who was hinted longest ago. For a hint
+may be wrong, and another session may come: they are found as long as there is room for them.
+
+Snapshot (framed as in `snapshot.py`): no head; the handles of the two lists and of the order, each from head to tail;
+the size classes of all.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from itertools import islice
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.allocator.free_queue import FreeQueue
-from kvtier.allocator.rings import NOWHERE
+from kvtier.allocator.rings import NOWHERE, Rings
 from kvtier.policies.base import Access, Hint
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
-_FORMAT = SnapshotFormat("lru", b"KVTLRU\x00\x02", head="", columns=2)
-_ORDER = 1
+_FORMAT = SnapshotFormat("lru", b"KVTLRU\x00\x03", head="", columns=4)
+_LISTS = _ENDED, _SHARED, _ORDER = 1, 2, 3
 _REUSE, _RELEASE = Access.REUSE, Access.RELEASE  # asking the Enum takes 100 ns, a third of a touch
 
 
@@ -28,11 +32,11 @@ class LRU:
 
     def __init__(self, blocks: int) -> None:
         """blocks: how many the tier holds, which does not matter here."""
-        self._rings = FreeQueue()
+        self._rings = Rings(len(_LISTS))
         self._sizes = SizeClasses()
 
     def __len__(self) -> int:
-        return self._rings.lens[_ORDER]
+        return sum(self._rings.lens)
 
     def touch(self, handles: Sequence[int], access: Access, size_class: int = 0) -> None:
         """Move handles to the end, in the given order. FILL and MOVED make them resident and set their size class.
@@ -40,20 +44,25 @@ class LRU:
         Raises InvariantError for a size class that is not a u32.
         """
         if access is _REUSE or access is _RELEASE:
-            self._rings.move(handles, _ORDER, sources=(_ORDER,))
+            self._rings.move(handles, _ORDER, sources=_LISTS)
         else:
             self._sizes.assign(handles, size_class)
             self._rings.move(handles, _ORDER)
 
     def hint(self, handles: Sequence[int], hint: Hint) -> int:
-        """Those that are not expected again leave next, in the given order; when others return does not matter here."""
+        """Those that are not expected again leave before all others; when others return does not matter here."""
         if not hint.ends:
             return 0
         ended = [handle for handle in dict.fromkeys(handles) if self.remembers(handle)]
-        for handle in reversed(ended):
-            self._rings.remove(handle)
-            self._rings.push_front(handle)
+        self._rings.move(ended, _SHARED if hint.shared else _ENDED)
         return len(ended)
+
+    def _walk(self) -> Iterator[int]:
+        """From the first to leave to the last."""
+        rings = self._rings
+        if len(self) == rings.lens[_ORDER]:
+            return rings.walk(_ORDER)
+        return chain.from_iterable(map(rings.walk, _LISTS))
 
     def candidates(
         self, count: int, pinned: Container[int] = (), size_class: int | None = None, incoming: int | None = None
@@ -61,19 +70,16 @@ class LRU:
         """The `count` handles next to leave, first to leave first, or none. Does not change state."""
         if not 0 < count <= len(self):
             return []
-        chosen = list(islice(self._sizes.eligible(self._rings.walk(_ORDER), pinned, size_class), count))
+        chosen = list(islice(self._sizes.eligible(self._walk(), pinned, size_class), count))
         return chosen if len(chosen) == count else []
 
     def evict(self, handles: Sequence[int], incoming: int | None = None) -> None:
         """These leave. Raises InvariantError for one that is not resident."""
-        for handle in handles:
-            self._rings.remove(handle)
+        self._rings.remove_all(handles)
 
     def forget(self, handles: Sequence[int]) -> None:
         """These are gone; unknown ones are ignored."""
-        for handle in handles:
-            if self.remembers(handle):
-                self._rings.remove(handle)
+        self._rings.remove_all(handle for handle in dict.fromkeys(handles) if self.remembers(handle))
 
     def remembers(self, handle: int) -> bool:
         """Whether the handle is resident."""
@@ -92,30 +98,32 @@ class LRU:
 
     def snapshot(self) -> bytes:
         """The order and the size classes, in the format above."""
-        handles = list(self._rings.walk(_ORDER))
-        return _FORMAT.pack((), [handles, [self._sizes[handle] for handle in handles]])
+        lists = [list(self._rings.walk(ring)) for ring in _LISTS]
+        return _FORMAT.pack((), [*lists, [self._sizes[handle] for handle in chain(*lists)]])
 
     def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:
         """Become what `snapshot` saw. Raises ValueError, and changes nothing, if `state` is none of an LRU's.
 
         renamed: the handles of now, by those of then; what is not in it is left out. None: they are the same.
         """
-        _, (handles, classes) = _FORMAT.unpack(state)
-        names = _FORMAT.names([handles], renamed)
-        if len(handles) != len(classes):
-            raise _FORMAT.damaged(f"{len(handles)} handles with {len(classes)} size classes")
+        _, (*lists, classes) = _FORMAT.unpack(state)
+        names = _FORMAT.names(lists, renamed)
+        if len(names) != len(classes):
+            raise _FORMAT.damaged(f"{len(names)} handles with {len(classes)} size classes")
         named = names != NO_NAME
-        self._rings, self._sizes = FreeQueue(), SizeClasses()
-        self._rings.fill(_ORDER, names[named])
+        self._rings, self._sizes = Rings(len(_LISTS)), SizeClasses()
+        ends = np.cumsum([len(members) for members in lists])[:-1]
+        for ring, part, there in zip(_LISTS, np.split(names, ends), np.split(named, ends), strict=True):
+            self._rings.fill(ring, part[there])
         self._sizes.assign_each(names[named], np.asarray(classes)[named])
 
     def sizes_of(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
         """The size class of each, -1 for one that is not resident."""
-        return self._sizes.of_residents(handles, self._rings.marked(handles, (_ORDER,)))
+        return self._sizes.of_residents(handles, self._rings.marked(handles, _LISTS))
 
     def check(self) -> list[str]:
         """Recount the order; every member needs a size class."""
         findings = [f"lru: {finding}" for finding in self._rings.check()]
-        if not findings and any(handle >= len(self._sizes) for handle in self._rings.walk(_ORDER)):
+        if not findings and any(handle >= len(self._sizes) for handle in self._walk()):
             findings.append("lru: a resident handle without a size class")
         return findings

@@ -34,9 +34,11 @@ class SizeClasses:
         if not 0 <= size_class <= SIZE_CLASS_MAX:
             raise InvariantError(f"size class {size_class} is not within 0 .. {SIZE_CLASS_MAX}")
         column = self._column
+        cells = len(column)
         for handle in handles:
-            if not 0 <= handle < len(column):
-                stretch(column, grown(len(column), handle))
+            if not 0 <= handle < cells:
+                stretch(column, grown(cells, handle))
+                cells = len(column)
             column[handle] = size_class
 
     def assign_each(self, handles: NDArray[np.integer], size_classes: NDArray[np.integer]) -> None:

@@ -154,11 +154,11 @@ def simulate(
 def _replayed(trace: Trace, policy: str, blocks: int, order: str, hints: Hints | None) -> Iterable[Found]:
     tier = OneTier(policy, blocks, trace.unique_blocks)
     access = tier.flat if order == "flat" else tier.request
-    said = hints.of(trace) if hints else repeat(None)
+    said = hints.of(trace) if hints else repeat([])
     for request, about in zip(trace.requests, said, strict=False):
         found = access(request.blocks)
-        if about is not None:
-            tier.hint(*about)
+        for told, hint in about:
+            tier.hint(told, hint)
         yield Found(found.index(False) if False in found else len(found), sum(found))
 
 

@@ -2,7 +2,8 @@
 
 A session is a request and those that continue it: a later request continues the session that named the deepest of its
 known blocks last, if those are more than half of what that session had come to. A hint comes when a request has been
-served, and is about its blocks that no other session which goes on has named.
+served, and is about its blocks that no other session which goes on has named; of an end apart for those that other
+sessions had named, too.
 
     ends      that the session will not come back; of those that do nothing is said
     returns   after how many accesses it comes back, wrong by a log-normal factor of `noise`; or that it does not
@@ -16,13 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp
+from typing import NamedTuple
 
 from kvtier.policies.base import Hint
+from kvtier.policies.trust import Trust
 from kvtier.sim.trace import Trace
 
 KINDS = ("ends", "returns")
 _SEED = 7
 RETURNS_IN_MAX = 1 << 40  # noise has long tails
+
+Said = tuple[Sequence[int], Hint]  # about these blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +40,43 @@ class Hints:
     coverage: float = 1.0
     wrong: float = 0.0
 
-    def of(self, trace: Trace) -> Iterator[tuple[Sequence[int], Hint] | None]:
-        """For each request the blocks, deepest first, and what is said of them; None: nothing is."""
-        chance = random.Random(_SEED)
-        for about, returns_in in sessions_of(trace):
+    def of(self, trace: Trace) -> Iterator[list[Said]]:
+        """What is said after each request, if anything; as in the product, not the ends of who is mostly wrong."""
+        chance, trust = random.Random(_SEED), Trust()
+        ended: dict[int, bool] = {}  # by session that has had a turn: whether the last was said to be its end
+        for turn in turns_of(trace):
             told, mistaken, factor = chance.random(), chance.random(), chance.gauss(0.0, 1.0)
-            ends = (returns_in is None) != (mistaken < self.wrong)
-            hint = None
-            if ends:
-                hint = Hint(ends=True)
-            elif self.kind == "returns" and returns_in is not None:
-                hint = Hint(returns_in=int(min(returns_in * exp(factor * self.noise), RETURNS_IN_MAX)))
-            yield (about, hint) if hint is not None and about and told < self.coverage else None
+            ends = (turn.returns_in is None) != (mistaken < self.wrong)
+            said: list[Said] = []
+            if turn.session in ended:
+                trust.returned(ended[turn.session])
+            trust.turned()
+            ended[turn.session] = ends and told < self.coverage
+            if ended[turn.session]:
+                trust.ended(turned=True)
+            if ended[turn.session] and trust.believes:
+                said = [(turn.own, Hint(ends=True)), (turn.shared, Hint(ends=True, shared=True))]
+            elif told < self.coverage and not ends and self.kind == "returns" and turn.returns_in is not None:
+                returns_in = int(min(turn.returns_in * exp(factor * self.noise), RETURNS_IN_MAX))
+                said = [(turn.own, Hint(returns_in=returns_in)), (turn.shared, Hint(returns_in=returns_in))]
+            yield [(blocks, hint) for blocks, hint in said if blocks]
 
 
-def sessions_of(trace: Trace) -> Iterator[tuple[list[int], int | None]]:
-    """For each request the blocks that no other session still needs, deepest first, and after how many accesses that
-    session names the next ones; None: never."""
+class Turn(NamedTuple):
+    """A request in its session, by number.
+
+    own, shared: its blocks that no other session still needs, deepest first; of `shared` others had need before.
+    returns_in: after how many accesses the session names the next ones; None: never.
+    """
+
+    session: int
+    own: list[int]
+    shared: list[int]
+    returns_in: int | None
+
+
+def turns_of(trace: Trace) -> Iterator[Turn]:
+    """One for each request."""
     sessions = _sessions(trace)
     ends = [0, *accumulate(len(request.blocks) for request in trace.requests)]
     following: dict[int, int] = {}
@@ -60,15 +85,20 @@ def sessions_of(trace: Trace) -> Iterator[tuple[list[int], int | None]]:
         next_of[number] = following.get(sessions[number])
         following[sessions[number]] = number
     living: dict[int, set[int]] = defaultdict(set)  # block -> the sessions that named it and have not ended
+    first: dict[int, int] = {}  # block -> the first that named it
+    shared: set[int] = set()
     for number, (request, session) in enumerate(zip(trace.requests, sessions, strict=True)):
         for block in request.blocks:
             living[block].add(session)
-        own = [block for block in reversed(request.blocks) if len(living[block]) == 1]
+            if first.setdefault(block, session) != session:
+                shared.add(block)
+        free = [block for block in reversed(request.blocks) if len(living[block]) == 1]
         later = next_of[number]
         if later is None:
             for block in request.blocks:
                 living[block].discard(session)
-        yield own, None if later is None else ends[later] - ends[number + 1]
+        own, others = [b for b in free if b not in shared], [b for b in free if b in shared]
+        yield Turn(session, own, others, None if later is None else ends[later] - ends[number + 1])
 
 
 def _sessions(trace: Trace) -> list[int]:

@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
-from kvtier.sim.trace import TraceError
+from kvtier.errors import TraceError
 
 Opener = Callable[[Path], IO[bytes]]
 

@@ -6,7 +6,7 @@
 
 A first line {"kvtier_trace": 1, "block_tokens": n, "block_bytes": n} says what a block is; without it `block_tokens`
 is asked for, or 512. Blocks are named by whole numbers or texts. Always: the first line decides for the whole file,
-and what is no such line is a TraceError with its number.
+and what is no such line is a TraceError with its number; but a recording (one that begins with a header) may break off.
 """
 
 import json
@@ -15,8 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvtier.errors import TraceError
 from kvtier.sim.packed import lines_of, stem_of
-from kvtier.sim.trace import BLOCK_TOKENS, Numbers, Trace, TracedRequest, TraceError
+from kvtier.sim.trace import BLOCK_TOKENS, Numbers, Trace, TracedRequest
 from kvtier.sim.vllm_events import EventChains
 
 HEADER = "kvtier_trace"
@@ -63,10 +64,15 @@ def read_trace(path: Path, block_tokens: int | None = None) -> Trace:
 
 
 def _rows(path: Path) -> Iterator[Row]:
+    recorded = False
     for number, line in lines_of(path):
         try:
-            yield number, json.loads(line)
+            row = json.loads(line)
+            recorded = recorded or _is_header(row)
+            yield number, row
         except ValueError as error:
+            if recorded and not line.endswith("\n"):
+                return  # a recorder that is at work, or was killed, has not come to the end of it
             raise TraceError(str(path), number, f"it is no JSON ({error})", "Mend or remove the line.") from None
         except RecursionError:
             raise TraceError(str(path), number, "it is nested too deeply", "Mend or remove the line.") from None

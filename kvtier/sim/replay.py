@@ -86,6 +86,7 @@ class Replay:
             lookahead_requests=config.prefetch.lookahead_requests,
             governed=config.limits.governor,
             prefill_tokens_per_s=setup.tokens_per_s,
+            pin_quota=config.limits.pin_quota,
         )
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = 0

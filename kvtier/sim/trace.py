@@ -10,21 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kvtier.errors import KvtierError
-
 BLOCK_TOKENS = 512  # of published traces, which do not say it
-
-
-class TraceError(KvtierError):
-    """A trace that cannot be read: the message names the file, the line where there is one, and a remedy."""
-
-    def __init__(self, file: str, line: int | None, problem: str, remedy: str) -> None:
-        where = file if line is None else f"{file}, line {line}"
-        super().__init__(f"{where}: {problem}. {remedy}")
-        self.file = file
-        self.line = line
-        self.problem = problem
-        self.remedy = remedy
 
 
 class TracedRequest(NamedTuple):
@@ -75,4 +61,4 @@ class Trace:
 
     def prefix_tokens(self, request: TracedRequest, blocks: int) -> int:
         """Tokens of a request's first `blocks` blocks, of which the last may be partial."""
-        return request.tokens_in if blocks == len(request.blocks) else blocks * self.block_tokens
+        return min(request.tokens_in, blocks * self.block_tokens)

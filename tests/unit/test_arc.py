@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvtier.errors import InvariantError
 from kvtier.policies.arc import ARC
-from kvtier.policies.base import Access
+from kvtier.policies.base import Access, Hint
 from kvtier.policies.snapshot import SnapshotFormat
 from tests.arc_state import arc_state
 from tests.textbook import TextbookARC
@@ -161,8 +161,8 @@ def test_misuse_is_an_error() -> None:
     assert policy.check() == []
 
 
-FORMAT = SnapshotFormat("arc", b"KVTARC\x00\x01", head="dI", columns=6)
-GOOD = [[1, 2], [3], [4], [5, 6], [0, 4096, 4096], [6]]
+FORMAT = SnapshotFormat("arc", b"KVTARC\x00\x02", head="dI", columns=8)
+GOOD = [[1, 2], [3], [], [], [4], [5, 6], [0, 4096, 4096], [6]]
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -177,14 +177,49 @@ def test_what_cannot_be_is_refused() -> None:
     for at, column, message in [
         (1, [1], "twice"),
         (0, [1, 1], "twice"),
-        (2, [2**32 - 1], "out of range"),
-        (4, [0, 4096], "3 residents with 2 size classes"),
-        (5, [3], "came back"),
+        (4, [2**32 - 1], "out of range"),
+        (2, [7], "4 residents with 3 size classes"),
+        (2, [3], "twice"),
+        (3, [7], "4 residents with 3 size classes"),
+        (6, [0, 4096], "3 residents with 2 size classes"),
+        (7, [3], "came back"),
     ]:
         columns = [*GOOD[:at], column, *GOOD[at + 1 :]]
         with pytest.raises(ValueError, match=message):
             policy.restore(FORMAT.pack((1.5, 4), columns))
     assert policy.snapshot() == before
+
+
+def test_what_has_ended_leaves_first_and_is_no_ghost() -> None:
+    """A session that is over would push out one that goes on, or its return teach ARC that T1 is too small."""
+    policy = after(7, [1, 2, 3, 4, 5, 6, 1])  # T1: 2 3 4 5 6, T2: 1
+    p = policy.p
+    assert policy.hint([6], Hint(ends=True, shared=True)) == 1
+    assert policy.hint([3, 1, 77], Hint(ends=True)) == 2
+    assert policy.hint([2], Hint(returns_in=5)) == 0
+    assert policy.candidates(4) == [3, 1, 6, 2]
+    again = ARC(7)
+    again.restore(policy.snapshot())
+    assert again.candidates(5) == policy.candidates(5)
+    policy.touch([1], Access.REUSE)  # it was not over: used twice, as if nothing had been said
+    assert policy.candidates(6) == [3, 6, 2, 4, 5, 1]
+    policy.evict([3])
+    assert not policy.remembers(3)
+    policy.touch([3], Access.FILL)
+    assert policy.p == p
+    assert policy.check() == []
+
+
+@pytest.mark.parametrize(
+    ("access", "order"), [(Access.RELEASE, [1, 2, 3]), (Access.FILL, [1, 2, 3]), (Access.MOVED, [1, 2, 3])]
+)
+def test_whoever_touches_what_has_ended_takes_it_back(access, order) -> None:
+    """A block would leave first though a request has just used it."""
+    policy = after(3, [3, 1, 2])
+    policy.hint([3], Hint(ends=True))
+    policy.touch([3], access)
+    assert policy.candidates(3) == order
+    assert policy.check() == []
 
 
 def test_restoring_tells_of_the_ghosts_before() -> None:

@@ -112,8 +112,8 @@ def test_hints_are_heeded(trace: Path) -> None:
 
     read = read_trace(trace)
     assert hits_of("--hints", "ends", "--hint-coverage", "0") == hits_of()
-    wrong = hits_of("--hints", "ends", "--hint-wrong", "1")
-    assert wrong == simulate(read, "lru", 300, "request", Hints("ends", wrong=1.0)).hits != hits_of()
+    wrong = hits_of("--hints", "ends", "--hint-wrong", "0.1")
+    assert wrong == simulate(read, "lru", 300, "request", Hints("ends", wrong=0.1)).hits != hits_of()
 
 
 @pytest.mark.parametrize(

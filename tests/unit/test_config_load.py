@@ -179,6 +179,11 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ),
     ("limits.prefill_tokens_per_s", ["limits", "prefill_tokens_per_s"], "fast", "not a number"),
     ("limits.prefill_tokens_per_s", ["limits", "prefill_tokens_per_s"], True, "not a number"),
+    ("limits.pin_quota", ["limits", "pin_quota"], "150%", "more than the whole"),
+    ("trace.recrod", ["trace"], {"recrod": "x"}, "Did you mean 'record'"),
+    ("trace.record", ["trace"], {"record": 7}, "in quotes"),
+    ("trace.salt", ["trace"], {"salt": "x" * 65}, "65 bytes, and its hash takes 64"),
+    ("trace.max", ["trace"], {"max": "4KiB"}, "less than 1MiB"),
     ("limits.queue", ["limits", "queue"], "4KiB", "less than 1 block of 48KiB.*at least 48KiB"),
     (
         "limits.queue",

@@ -6,7 +6,7 @@ import re
 import yaml
 
 import kvtier
-from kvtier.config.schema import TIER_TYPES, LimitsConfig, ModelSection, PrefetchConfig
+from kvtier.config.schema import TIER_TYPES, LimitsConfig, ModelSection, PrefetchConfig, TraceConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
@@ -40,8 +40,8 @@ def test_every_key_is_in_the_reference_and_no_other():
     """A key exists that nobody can know of, or one is promised that does not exist."""
     assert set(rows("model")) - {"auto"} == set(keys_of(ModelSection))
     assert set(rows("tiers")) == {key for kind in TIER_TYPES.values() for key in keys_of(kind)}
-    told = {key.rpartition(".")[2] for key in rows("prefetch, limits")}
-    assert told == set(keys_of(PrefetchConfig)) | set(keys_of(LimitsConfig))
+    told = {key.rpartition(".")[2] for key in rows("prefetch, limits, trace")}
+    assert told == set(keys_of(PrefetchConfig)) | set(keys_of(LimitsConfig)) | set(keys_of(TraceConfig))
 
 
 def test_the_defaults_told_are_those_in_force():
@@ -58,11 +58,13 @@ def test_the_defaults_told_are_those_in_force():
                 assert told[key][1] == f"`{defaults[key]}`", (kind, key)
         marks = f"{defaults['low_watermark']:.2f}, {defaults['high_watermark']:.2f}"
         assert told["low_watermark"][1] == marks
-    told = rows("prefetch, limits")
+    told = rows("prefetch, limits, trace")
     assert told["prefetch.lookahead_requests"][0] == str(keys_of(PrefetchConfig)["lookahead_requests"])
     assert told["prefetch.budget"][0] == str(keys_of(PrefetchConfig)["budget"])
     assert told["limits.load_deadline"][0] == f"{keys_of(LimitsConfig)['load_deadline'] * 1000:.0f}ms"
     assert told["limits.queue"][0] == f"{keys_of(LimitsConfig)['queue'] >> 20}MiB"
+    assert told["limits.pin_quota"][0] == str(keys_of(LimitsConfig)["pin_quota"])
+    assert told["trace.max"][0] == f"{keys_of(TraceConfig)['max'] >> 30}GiB"
 
 
 def test_every_link_leads_somewhere():

@@ -100,9 +100,14 @@ def test_a_snapshot_that_cannot_be_is_refused() -> None:
     policy = LRU(8)
     policy.touch([1, 2], Access.FILL)
     good = policy.snapshot()
-    assert good[16:24] == b"\1\0\0\0\2\0\0\0"
-    for columns, message in [([[1, 1], [0, 0]], "twice"), ([[1, 2**31], [0, 0]], "range"), ([[1, 2], [0]], "size")]:
-        state = SnapshotFormat("lru", b"KVTLRU\x00\x02", head="", columns=2).pack((), columns)
+    assert good[24:32] == b"\1\0\0\0\2\0\0\0"
+    for columns, message in [
+        ([[], [], [1, 1], [0, 0]], "twice"),
+        ([[1], [], [1], [0, 0]], "twice"),
+        ([[], [], [1, 2**31], [0, 0]], "range"),
+        ([[3], [], [1, 2], [0, 0]], "size"),
+    ]:
+        state = SnapshotFormat("lru", b"KVTLRU\x00\x03", head="", columns=4).pack((), columns)
         with pytest.raises(ValueError, match=message):
             policy.restore(state)
     assert policy.snapshot() == good
@@ -121,13 +126,25 @@ def test_what_has_ended_leaves_next() -> None:
     policy.touch([9, 8, 3, 2, 1], Access.FILL)
     assert policy.hint([3, 2, 1, 77], Hint(ends=True)) == 3
     assert policy.hint([9], Hint(returns_in=5)) == 0
-    assert policy.candidates(5) == [3, 2, 1, 9, 8]
+    policy.hint([8], Hint(ends=True, shared=True))
+    assert policy.candidates(5) == [3, 2, 1, 8, 9]
     policy.touch([2], Access.REUSE)
+    assert policy.candidates(5) == [3, 1, 8, 9, 2]
+    assert policy.candidates(2, {3}) == [1, 8]
+    policy.hint([9], Hint(ends=True))  # told later: it stays longer, for hints may be wrong
     assert policy.candidates(5) == [3, 1, 9, 8, 2]
+    again = LRU(8)
+    again.restore(policy.snapshot())
+    assert again.candidates(5) == [3, 1, 9, 8, 2]
+    again.touch([3], Access.RELEASE)
+    assert again.candidates(5) == [1, 9, 8, 2, 3]
+    assert again.check() == []
 
 
-@pytest.mark.parametrize("wrong", [{}, {"ends": True, "returns_in": 3}, {"returns_in": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"ends": True, "returns_in": 3}, {"returns_in": -1}, {"returns_in": 1, "shared": True}]
+)
 def test_a_hint_says_one_thing(wrong: dict[str, int]) -> None:
     """A hint that says nothing, or two things, would be taken for one of them."""
-    with pytest.raises(UsageError, match="either"):
+    with pytest.raises(UsageError, match="a hint says"):
         Hint(**wrong)

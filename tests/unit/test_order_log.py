@@ -12,7 +12,7 @@ from kvtier.cache import order_rows
 from kvtier.cache.order_replay import Recalled, recall, todays_key
 from kvtier.cache.order_rows import Ghost
 from kvtier.policies import POLICIES as POLICY_MAKERS
-from kvtier.policies.base import Access
+from kvtier.policies.base import Access, Hint
 from kvtier.policies.lru import LRU
 from kvtier.testing.dict_tier import DictTier
 from kvtier.types import PAGE_BYTES, Status, block_key, store_key
@@ -117,6 +117,28 @@ def test_arc_goes_on_as_if_there_had_been_no_restart(seed):
                 order.evict(order.candidates(1, incoming=back), back)
                 order.touch([back], Access.FILL, PAGE_BYTES)
         assert leaving(again) == leaving(engine)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "hit_density"])
+@pytest.mark.parametrize("seed", range(3))
+def test_hints_are_part_of_the_order(policy, seed):
+    """After a restart sessions that are over leave as late as those that go on, or in another order."""
+    disk = DictTier(blocks_max=16)
+    engine = start(disk, policy)
+    use(engine, seed)
+    flushed(engine)  # from here on the log alone tells
+    order, rng = order_of(engine), random.Random(seed)
+    for _ in range(12):
+        some = rng.sample(order.candidates(len(order)), 3)
+        order.hint(
+            some, rng.choice([Hint(ends=True), Hint(ends=True, shared=True), Hint(returns_in=rng.randrange(99))])
+        )
+        if not rng.randrange(3):
+            order.touch(some[:1], Access.REUSE)
+    before = leaving(flushed(engine))
+    again = start(disk, policy)
+    again.check()
+    assert leaving(again) == before
 
 
 @pytest.mark.parametrize("before", POLICIES)

@@ -16,7 +16,16 @@ from kvtier.policies.base import Access, Hint, Policy
 from kvtier.policies.density import hazards as hazards_module
 from kvtier.policies.density.ages import BUCKETS, EDGES
 from kvtier.policies.density.census import Census
-from kvtier.policies.density.classes import CLASSES, ENDED, FIRST, MOVED, class_after, class_hinted, neighbours
+from kvtier.policies.density.classes import (
+    CLASSES,
+    ENDED,
+    ENDED_SHARED,
+    FIRST,
+    MOVED,
+    class_after,
+    class_hinted,
+    neighbours,
+)
 from kvtier.policies.density.hazards import Hazards
 from kvtier.policies.density.keeping import pack_hazards, unpack_hazards
 from kvtier.policies.hit_density import GHOSTS_PER_BLOCK, HitDensity
@@ -47,7 +56,7 @@ def test_neighbours_are_mutual(class_: int) -> None:
     assert near[class_] == 1.0
     for other, weight in near.items():
         assert dict(neighbours(other))[class_] == weight <= 1.0
-    assert len(near) == 1 if class_ in (FIRST, MOVED, ENDED) else 5 <= len(near) <= 9
+    assert len(near) == 1 if class_ in (FIRST, MOVED, ENDED, ENDED_SHARED) else 5 <= len(near) <= 9
 
 
 def test_ages_reach_far() -> None:
@@ -288,8 +297,8 @@ def test_hints_are_judged_by_what_comes_of_them() -> None:
                 if len(policy) > 400:
                     policy.evict(policy.candidates(len(policy) - 400))
         policy._learn()
-        plain = policy._hazards.worth(FIRST, 300)
-        assert (policy._hazards.worth(ENDED, 300) < 0.1 * max(plain, 1e-4)) == right
+        plain = policy._hazards.worth(FIRST, 100)
+        assert (policy._hazards.worth(ENDED, 100) < 0.1 * max(plain, 1e-4)) == right
 
 
 @pytest.mark.parametrize("seed", range(3))

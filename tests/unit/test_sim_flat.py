@@ -21,7 +21,7 @@ from kvtier.errors import KvtierError
 from kvtier.policies import POLICIES
 from kvtier.policies.base import Hint
 from kvtier.sim.flat import BELADY, ORDERS, FlatJob, FlatResult, OneTier, simulate
-from kvtier.sim.hints import Hints, sessions_of
+from kvtier.sim.hints import Hints, turns_of
 from kvtier.sim.jobs import run_all
 from kvtier.sim.reading import read_trace
 from kvtier.sim.reuse import reuse_distances
@@ -195,33 +195,39 @@ def talks(*prompts: Sequence[int]) -> Trace:
 def test_sessions_are_told_apart() -> None:
     """A hint is about blocks that others need, or about another conversation than its own."""
     trace = talks([0, 1, 2], [0, 5, 6], [0, 1, 2, 3], [0, 9], [0, 5, 6, 7], [0, 9, 10])
-    assert list(sessions_of(trace)) == [
-        ([2, 1, 0], 3),  # comes back after the three of the second prompt
-        ([6, 5], 6),
-        ([3, 2, 1], None),
-        ([9], 4),
-        ([7, 6, 5], None),
-        ([10, 9, 0], None),  # nobody else is left
+    assert list(turns_of(trace)) == [
+        (0, [2, 1, 0], [], 3),  # comes back after the three of the second prompt
+        (1, [6, 5], [], 6),
+        (0, [3, 2, 1], [], None),
+        (3, [9], [], 4),
+        (1, [7, 6, 5], [], None),
+        (3, [10, 9], [0], None),  # nobody else is left of those that named it
     ]
 
 
 def test_a_session_returns_with_its_next_request() -> None:
     """A hint tells of the last turn of a conversation, long after the next one."""
-    assert [later for _, later in sessions_of(talks([0], [0, 1], [9], [0, 1, 2]))] == [0, 1, None, None]
+    assert [turn.returns_in for turn in turns_of(talks([0], [0, 1], [9], [0, 1, 2]))] == [0, 1, None, None]
 
 
 def test_hints_say_what_was_asked_for() -> None:
     """A hint of one kind says another thing, or is not as unreliable as it should be."""
     trace = talks([0, 1, 2], [0, 1, 2, 3], [7, 8])
-    assert list(Hints("ends").of(trace)) == [None, ([3, 2, 1, 0], Hint(ends=True)), ([8, 7], Hint(ends=True))]
-    assert next(iter(Hints("returns").of(trace))) == ([2, 1, 0], Hint(returns_in=0))
-    assert list(Hints("ends", wrong=1.0).of(trace)) == [([2, 1, 0], Hint(ends=True)), None, None]
-    assert list(Hints("returns", coverage=0.0).of(trace)) == [None] * 3
+    assert list(Hints("ends").of(trace)) == [[], [([3, 2, 1, 0], Hint(ends=True))], [([8, 7], Hint(ends=True))]]
+    assert next(iter(Hints("returns").of(trace))) == [([2, 1, 0], Hint(returns_in=0))]
+    assert list(Hints("ends", wrong=1.0).of(trace)) == [[([2, 1, 0], Hint(ends=True))], [], []]
+    assert list(Hints("returns", coverage=0.0).of(trace)) == [[]] * 3
+    cries = talks(*[list(range(n + 1)) for n in range(40)])
+    believed = [bool(said) for said in Hints("ends", wrong=1.0).of(cries)]
+    assert believed[0]
+    assert not any(believed[15:])  # of a session that always comes back
+    both = talks([0, 1], [0, 2])
+    assert list(Hints("ends").of(both))[1] == [([2], Hint(ends=True)), ([0], Hint(ends=True, shared=True))]
     many = talks(*[[n, n + 1000] for n in range(400)], *[[n, n + 1000, n + 2000] for n in range(400)])
     told = [said for said in Hints("returns", coverage=0.25).of(many) if said]
     assert 150 < len(told) < 250
-    noisy = [said[1].returns_in for said in Hints("returns", noise=2.0).of(many) if said and not said[1].ends]
-    exact = [said[1].returns_in for said in Hints("returns").of(many) if said and not said[1].ends]
+    noisy = [said[0][1].returns_in for said in Hints("returns", noise=2.0).of(many) if said and not said[0][1].ends]
+    exact = [said[0][1].returns_in for said in Hints("returns").of(many) if said and not said[0][1].ends]
     logs = [log(one / other) for one, other in zip(noisy, exact, strict=True) if one and other]
     assert 1.7 < pstdev(logs) < 2.3
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from kvtier.errors import TraceError
 from kvtier.sim import packed
 from kvtier.sim.packed import stem_of
 from kvtier.sim.reading import read_trace
-from kvtier.sim.trace import Trace, TracedRequest, TraceError
+from kvtier.sim.trace import Trace, TracedRequest
 
 OURS = [
     {"t": 0.5, "in": 1100, "out": 7, "ids": [10, 11, 12]},

@@ -3,7 +3,8 @@
 Always: a class is a small integer, 1 .. CLASSES, and serves as the number of a list. Its block was used once (FIRST),
 used elsewhere before it came here (MOVED), used twice, or more often; the last two have one class for each bin of the
 gap between the last two uses. Bins are geometric, two to an octave, since what matters is the order of magnitude.
-A hint makes a class, too: its block is not expected again (ENDED), or after a time that has its own bins of an octave.
+A hint makes a class, too: its block is not expected again (ENDED, or ENDED_SHARED if several sessions had named it), or
+after a time that has its own bins of an octave.
 So hints are judged like all else by what came of them: those that are mostly wrong will hardly matter.
 Units:  gaps and expected times in accesses.
 """
@@ -15,7 +16,8 @@ _BINS = 64  # the last one is for all gaps of 2**31.5 accesses and more
 _TWICE = MOVED + 1
 _OFTEN = _TWICE + _BINS
 ENDED = _OFTEN + _BINS
-_RETURNING = ENDED + 1
+ENDED_SHARED = ENDED + 1
+_RETURNING = ENDED_SHARED + 1
 _HINT_BINS = 32
 CLASSES = _RETURNING + _HINT_BINS - 1
 _NEAR_BINS = 4
@@ -28,9 +30,11 @@ def class_after(before: int, gap: int) -> int:
     return (_TWICE if before == FIRST else _OFTEN) + min((gap * gap).bit_length(), _BINS - 1)
 
 
-def class_hinted(returns_in: int | None) -> int:
+def class_hinted(returns_in: int | None, shared: bool = False) -> int:
     """The class of a block that is expected after so many accesses; None: not any more."""
-    return ENDED if returns_in is None else _RETURNING + min(returns_in.bit_length(), _HINT_BINS - 1)
+    if returns_in is None:
+        return ENDED_SHARED if shared else ENDED
+    return _RETURNING + min(returns_in.bit_length(), _HINT_BINS - 1)
 
 
 def neighbours(class_: int) -> Iterator[tuple[int, float]]:
@@ -42,7 +46,7 @@ def neighbours(class_: int) -> Iterator[tuple[int, float]]:
 
 def _group(class_: int) -> tuple[int, int]:
     """The first of the classes that differ from this one in nothing but their bin, and how many these are."""
-    for first, bins in ((_RETURNING, _HINT_BINS), (ENDED, 1), (_OFTEN, _BINS), (_TWICE, _BINS)):
+    for first, bins in ((_RETURNING, _HINT_BINS), (ENDED_SHARED, 1), (ENDED, 1), (_OFTEN, _BINS), (_TWICE, _BINS)):
         if class_ >= first:
             return first, bins
     return class_, 1

@@ -7,8 +7,9 @@ Units:   ages and times in accesses, counts in blocks.
 
 Hazard. A block that ends at some age was exposed to all younger buckets. Uses over exposure would be the hazard, but
 one class alone has seen too little. So neighbouring classes count with it; their sum is drawn, with the weight of a
-few blocks, to the hazard of all classes together; and that one to PRIOR / age, which says that a block becomes less
-likely to be used the longer it was not: with no data, the order is that of LRU.
+few blocks, to the hazard of all classes together (a part of it where a hint says that nobody will come); and that one
+to PRIOR / age, which says that a block becomes less likely to be used the longer it was not: with no data, the order
+is that of LRU.
 
 Worth. At age x it is the greatest, over all ages y > x, of expected uses by y over the expected time that the block is
 kept until it is used or reaches y (the index of Gittins). With F(y) = P(used by y) and T(y) = that time, this is the
@@ -21,11 +22,12 @@ from itertools import pairwise
 from math import expm1
 
 from kvtier.policies.density.ages import BUCKETS, EDGES
-from kvtier.policies.density.classes import neighbours
+from kvtier.policies.density.classes import ENDED, ENDED_SHARED, neighbours
 
 PRIOR = 0.3  # hazard times age of a block of which nothing is known
 _POOL_BLOCKS = 1000.0  # what the prior weighs against all classes
 _CLASS_BLOCKS = 100.0  # what all classes weigh against one
+_BELIEVED = {ENDED: 0.05, ENDED_SHARED: 0.2}  # of the hazard of all classes, before anything was learned of these
 _YOUNG_SHARE = 0.02  # ages under this quantile of returns are one bucket
 
 Row = list[float]  # one number per bucket
@@ -84,7 +86,8 @@ class Hazards:
         self.worths = {}
         for class_ in tables:
             near = [(weight, *tables[other]) for other, weight in neighbours(class_) if other in tables]
-            self.worths[class_] = _worths(_hazard(near, pooled, _CLASS_BLOCKS, widths), widths)
+            expected = [_BELIEVED.get(class_, 1.0) * rate for rate in pooled]
+            self.worths[class_] = _worths(_hazard(near, expected, _CLASS_BLOCKS, widths), widths)
         for rows in (self.used, self.lost):
             for class_, row in rows.items():
                 rows[class_] = [count * faded for count in row]

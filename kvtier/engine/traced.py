@@ -1,0 +1,48 @@
+"""`Traced`: which requests are written down for `kvtier simulate`, and how many of them got lost.
+
+Owns nothing but the way to whoever writes. Always: each request counts once, when it first asks for slots, with the
+names of its whole blocks and no token of it; one that brings blocks of an engine's own (`Store`) is none.
+Units: tokens, seconds of the engine's clock.
+"""
+
+from typing import NamedTuple, Protocol
+
+from kvtier.cache.leases import Match
+from kvtier.metrics import Counters
+from kvtier.types import BlockKey
+
+
+class Asked(NamedTuple):
+    """A request. tokens_out: what there is room for behind the prompt, which no answer is longer than."""
+
+    at_s: float
+    tokens_in: int
+    tokens_out: int
+    keys: tuple[BlockKey, ...]
+
+
+class Recorder(Protocol):
+    """Writes requests down, some time."""
+
+    def note(self, asked: Asked) -> int:
+        """Take one; never waits. Returns how many were lost since the last call, for want of room or of a disk."""
+        ...
+
+
+class Traced:
+    """Hears of each reservation. `recorder`: None where nothing is to be written."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self.recorder: Recorder | None = None
+
+    def note(self, match: Match, tokens_total: int, now_s: float) -> None:
+        """A reservation of so many tokens begins."""
+        if self.recorder is None or match.traced:
+            return
+        match.traced = True
+        tokens_in = match.keys.tokens if match.tokens_max is None else max(match.keys.tokens, match.tokens_max + 1)
+        if tokens_in:
+            asked = Asked(now_s, tokens_in, max(0, tokens_total - tokens_in), match.keys.groups[0])
+            self._counters.add("traced_requests")
+            self._counters.add("traces_lost", self.recorder.note(asked))

@@ -1,0 +1,229 @@
+"""Recorded requests: what is written, what never is, and that it can be replayed."""
+
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+import kvtier
+from kvtier.blocks.hashing import hash_blocks
+from kvtier.engine import recorder as recording
+from kvtier.engine.recorder import TraceRecorder
+from kvtier.engine.traced import Asked
+from kvtier.errors import ConfigError, TraceError
+from kvtier.sim.reading import read_trace
+from kvtier.sim.replay import Replay
+from kvtier.sim.setup import Setup
+from tests.cache_bench import BLOCK_TOKENS, config_for, finish, prompt
+
+
+def keys_of(number, blocks=3):
+    return tuple(bytes([number, depth]) * 16 + bytes(4) for depth in range(blocks))
+
+
+def asked(number, at_s=1.0, blocks=3):
+    return Asked(at_s, blocks * BLOCK_TOKENS + 1, 2, keys_of(number, blocks))
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_request_is_a_line_without_tokens(tmp_path):
+    """A recording cannot be replayed, or tells what was asked."""
+    path = tmp_path / "trace"
+    path.touch(0o644)
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, epoch_ms=5000)
+    assert writer.note(asked(7, at_s=2.5)) == 0
+    writer.close()
+    header, line = lines_of(path)
+    assert header == {"kvtier_trace": 1, "block_tokens": BLOCK_TOKENS, "block_bytes": 2048, "began": 5000}
+    assert line == {"t": 2.5, "in": 13, "out": 2, "ids": [key[:16].hex() for key in keys_of(7)]}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    trace = read_trace(path)
+    assert (trace.block_tokens, trace.block_bytes, trace.requests[0].blocks) == (BLOCK_TOKENS, 2048, [0, 1, 2])
+
+
+def test_a_salt_hides_what_a_prompt_is(tmp_path):
+    """Whoever has a recording and guesses a prompt sees that somebody asked it."""
+    for name, salt in (("a", "one"), ("b", "one"), ("c", "two"), ("d", None)):
+        writer = TraceRecorder(tmp_path / name, BLOCK_TOKENS, 2048, salt=salt)
+        writer.note(asked(1))
+        writer.close()
+    names = [lines_of(tmp_path / name)[1]["ids"] for name in "abcd"]
+    assert names[0] == names[1]
+    assert not {*names[0]} & {*names[2]}
+    assert not {*names[0]} & {*names[3]}
+    assert "one" not in (tmp_path / "a").read_text()
+
+
+def test_it_goes_on_after_a_restart(tmp_path):
+    """A restart overwrites what was recorded, or its times begin anew in the middle of the file."""
+    path = tmp_path / "trace"
+    for epoch_ms in (10_000, 70_000):
+        writer = TraceRecorder(path, BLOCK_TOKENS, 2048, epoch_ms=epoch_ms)
+        writer.note(asked(1, at_s=1.0))
+        writer.close()
+    assert [line.get("t") for line in lines_of(path)] == [None, 1.0, 61.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "_TAIL_BYTES", 150)
+        for torn in (b'{"t": 1.5, "i', b"{" * 400):
+            whole = path.read_bytes()
+            path.write_bytes(whole + torn)
+            assert len(read_trace(path).requests) == len(whole.splitlines()) - 1
+            TraceRecorder(path, BLOCK_TOKENS, 2048).close()
+            assert path.read_bytes() == whole
+
+
+def test_only_the_end_of_a_recording_may_be_torn(tmp_path):
+    """A damaged trace is taken for a shorter one, and nobody sees that its figures are of less."""
+    header, line = '{"kvtier_trace": 1, "block_tokens": 4}\n', '{"t": 1, "in": 4, "ids": [1]}\n'
+    for text in (header + '{"t"\n' + line, header + line + '{"t"\n', line + '{"t"'):
+        path = tmp_path / "trace"
+        path.write_text(text)
+        with pytest.raises(TraceError, match="no JSON"):
+            read_trace(path)
+
+
+CHILD = """
+import sys, pathlib
+from tests.unit.test_recorder import *
+writer = TraceRecorder(pathlib.Path(sys.argv[1]), BLOCK_TOKENS, 2048)
+for number in range(10**9):
+    writer.note(asked(number % 256, at_s=number / 1000, blocks=40))
+    if number == 2000:
+        print("go", flush=True)
+"""
+
+
+def test_a_killed_recorder_leaves_a_trace(tmp_path):
+    """A crash takes the recording with it, or leaves what `simulate` refuses."""
+    path = tmp_path / "trace"
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"go\n"
+    while path.stat().st_size < 100_000:
+        os.sched_yield()
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    found = len(read_trace(path).requests)
+    assert found > 50
+    TraceRecorder(path, BLOCK_TOKENS, 2048).close()
+    assert len(read_trace(path).requests) == found
+
+
+def test_a_full_file_is_set_aside(tmp_path):
+    """A recording grows until the disk is full."""
+    path = tmp_path / "trace"
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, bytes_max=600)
+    for number in range(12):
+        writer._write([asked(number)])
+    writer.close()
+    assert {file.name for file in tmp_path.iterdir()} == {"trace", "trace.1"}
+    assert all(file.stat().st_size < 800 for file in tmp_path.iterdir())
+    assert lines_of(path)[0] == lines_of(tmp_path / "trace.1")[0]
+    TraceRecorder(path, 2 * BLOCK_TOKENS, 4096).close()  # another model: its blocks would be taken for these
+    assert lines_of(path) == [{"kvtier_trace": 1, "block_tokens": 8, "block_bytes": 4096, "began": 0}]
+
+
+@pytest.mark.parametrize("content", ["{}\n", "[1]\n", "text\n", "\0" * 3000])
+def test_a_file_that_is_no_recording_is_kept(tmp_path, content):
+    """A wrong path in the YAML costs somebody a file."""
+    path = tmp_path / "trace"
+    path.write_text(content + "\n")
+    TraceRecorder(path, BLOCK_TOKENS, 2048).close()
+    assert (tmp_path / "trace.1").read_text() == content + "\n"
+    assert len(lines_of(path)) == 1
+
+
+def test_a_full_disk_loses_requests_and_says_so_once(tmp_path, monkeypatch, caplog):
+    """A full disk stops the cache, fills the log, or leaves half a line in the middle of the file."""
+    path = tmp_path / "trace"
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048)
+    writer._write([asked(1)])
+    whole, write = path.read_bytes(), os.write
+
+    def full(file, data):
+        if len(data) > 20:
+            return write(file, data[:20])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recording.os, "write", lambda file, data: full(file, data[:30]))
+    for number in range(3):
+        writer._write([asked(number), asked(number)])
+    assert path.read_bytes() == whole
+    monkeypatch.undo()
+    assert sum("not recorded" in text for text in caplog.messages) == 1
+    assert writer.note(asked(9)) == 6
+    writer.close()
+    assert len(read_trace(path).requests) == 2
+
+
+def test_a_slow_disk_is_not_waited_for(tmp_path, monkeypatch):
+    """Every request waits for the recording, or memory fills with what it has not written."""
+    monkeypatch.setattr(recording, "QUEUED_MAX", 4)
+    monkeypatch.setattr(TraceRecorder, "_run", lambda self: None)
+    writer = TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048)
+    assert sum(writer.note(asked(number)) for number in range(10)) == 6
+
+
+def test_what_cannot_be_written_is_refused_at_the_start(tmp_path):
+    """A typing error in the path is found when the recording is wanted."""
+    (tmp_path / "folder").mkdir()
+    for path in ("folder", "nowhere/trace"):
+        config = config_for(None, host=None, trace={"record": str(tmp_path / path)})
+        with pytest.raises(ConfigError, match="cannot be written") as caught:
+            kvtier.open_sync(config)
+        assert caught.value.path == "trace.record"
+    first = TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048)
+    with pytest.raises(ConfigError, match="another cache writes it"):
+        TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048)
+    first.close()
+
+
+@pytest.mark.parametrize("host", [None, "128KiB"])
+def test_the_simulator_finds_what_the_engine_found(tmp_path, host):
+    """A recording is of other requests than those that were served, or a simulation of it means nothing."""
+    path = tmp_path / "trace.jsonl"
+    limits = {"governor": False, "load_deadline": "1h"}
+    config = config_for(None, host=host, limits=limits, trace={"record": str(path), "salt": "s"})
+    with kvtier.open_sync(config) as cache:
+        for number in (1, 2, 1, 3, 4, 2, 5, 1, 6, 1, 2):
+            tokens = [number * 1000 + i for i in range((number % 3 + 2) * BLOCK_TOKENS + 1)]
+            keys = hash_blocks(tokens, config.model)
+            match = cache.match(keys, "test", tokens_max=len(tokens) - 1)
+            cache.release(cache.match(keys, "who only looks", tokens_max=len(tokens) - 1))
+            finish(cache, cache.reserve(match, number % 3 + 3), keys)
+            while cache._engine.call(lambda core, now_s: core.busy):
+                pass
+        stats = cache.stats()
+    assert (stats["traced_requests"], stats["traces_lost"]) == (11, 0)
+    trace = read_trace(path)
+    replay = Replay(trace, Setup(config, trace.block_tokens))
+    replay.run()
+    found = replay.core.stats()
+    assert stats["restored_tokens"] > 0
+    assert found["restored_tokens"] == stats["restored_tokens"]
+    for tier in stats["tiers"]:
+        assert found["tiers"][tier]["restored_tokens"] == stats["tiers"][tier]["restored_tokens"]
+
+
+def test_a_lookup_is_recorded_once_and_stores_are_not(tmp_path):
+    """A request that has to ask for slots twice counts twice, or a foreign engine's stores are taken for requests."""
+    from kvtier.engine.polled import Store
+
+    path = tmp_path / "trace.jsonl"
+    config = config_for(None, trace={"record": str(path)})
+    with kvtier.open_sync(config) as cache:
+        keys = prompt(config, 1, 3)
+        match = cache.match(keys, "test")
+        assert not isinstance(cache.reserve(match, 100), kvtier.Lease)
+        lease = cache.reserve(match, 3)
+        finish(cache, lease, keys)
+        cache.submit(Store(prompt(config, 2, 2), "foreign"))
+    [request] = read_trace(path).requests
+    assert (request.tokens_in, len(request.blocks)) == (3 * BLOCK_TOKENS, 3)
