@@ -9,6 +9,8 @@ Units:  bytes; addresses are integers, of the device or of pinned host memory al
 import ctypes
 import errno
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.allocator.lifetime import Lifetime
-from kvtier.errors import DriverError
+from kvtier.errors import DeviceLost, DriverError, KvtierError
 
 Addresses = NDArray[np.uint64]
 
@@ -140,6 +142,24 @@ class HostStreams:
     def _next_key(self) -> int:
         self._lifetime.expect()
         return next(self._keys)
+
+
+@contextmanager
+def whole(streams: Streams, stream: Stream) -> Iterator[None]:
+    """If a call of the driver fails, those before it are over before that is told: what they use is used again then.
+
+    Raises DeviceLost where nobody can say when they will be.
+    """
+    try:
+        yield
+    except KvtierError as failure:
+        try:
+            streams.finish(stream)
+        except DeviceLost:
+            raise
+        except KvtierError as error:
+            raise DeviceLost(f"a stream that failed ({failure}) cannot be waited for: {error}") from error
+        raise
 
 
 def expect_pieces(targets: Addresses, sources: Addresses, lengths_bytes: Addresses) -> None:

@@ -170,7 +170,7 @@ class Lease:
         """
         self._expect_held()
         number = None if layer is None else _number("layer", layer)
-        if number is not None and number not in self.record.layers:
+        if isinstance(layer, bool) or (number is not None and number not in self.record.layers):
             raise UsageError(f"the model has no layer {number}")
         for arrival in self._arrivals:
             arrival.wait(stream, number)

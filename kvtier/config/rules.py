@@ -102,6 +102,9 @@ def check_access(model: ModelSpec, tiers: Sequence[TierConfig], problems: list[C
     if len(tiers) < 2 or not isinstance(tiers[1], HostTierConfig):
         problem, remedy = "uva reads host memory in place, and no host tier lies below", "Add one, or use copy."
         problems.append(ConfigError("tiers[0].access", problem, remedy))
+    elif any(isinstance(tier, GpuTierConfig) and tier.sequence_views for tier in tiers):
+        problem = "with uva blocks stay in host memory, and sequence_views show slots of the device"
+        problems.append(ConfigError("tiers[0].access", problem, "Use copy, or leave sequence_views out."))
     elif unread:
         problem = f"uva is for kvtier's kernels, and none reads {unread[0].kind} groups of {unread[0].dtype}"
         problems.append(ConfigError("tiers[0].access", problem, "Use copy."))

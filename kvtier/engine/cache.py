@@ -112,7 +112,7 @@ class TieredCache(CacheVerbs):
         `commit` and the tier's `resize` raise Asleep, its slots must not be touched, and all else works. Raises
         UsageError while leases are held, or if the fastest tier is none of type gpu. Cancelled: it goes on.
         """
-        answer = await self._answer(lambda core, now_s: core.submit_sleep(), behind_fences=True)
+        answer = await self._answer(self._sleeping(), behind_fences=True)
         assert isinstance(answer, Slept)
         return answer
 

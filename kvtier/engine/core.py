@@ -251,6 +251,10 @@ class Core:
         self._memory.resize(ticket := self.new_id(), tier_name, size_bytes)
         return ticket
 
+    def refuse_if_lost(self) -> None:
+        """Raises DeviceLost if the top tier's device is gone."""
+        self._leases.refuse_if_lost()
+
     def submit_sleep(self) -> int:
         """Give all memory of the top tier back, contents copied down first; `Slept` comes from `poll`."""
         self._memory.sleep(ticket := self.new_id())

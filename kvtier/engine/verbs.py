@@ -5,7 +5,8 @@ Units: tokens, seconds, slots.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 from kvtier.blocks.hashing import Keys
@@ -164,7 +165,8 @@ class CacheVerbs:
             self._engine.call(lambda core, now_s: core.commit(lease, checked))
             return
         fence = self._device.fence(after)
-        self._engine.call(lambda core, now_s: core.promise_commit(lease, checked))
+        with self._giving_back(fence):
+            self._engine.call(lambda core, now_s: core.promise_commit(lease, checked))
         self._engine.once_passed(fence, lambda core, now_s: core.commit_promised(lease, checked))
 
     def prefilled(self, tokens: int, seconds: float, *, start: int = 0) -> None:
@@ -197,14 +199,24 @@ class CacheVerbs:
             self._release_behind(held, self._device.fence(after))
 
     def _release_behind(self, lease: Lease, fence: Any) -> None:
-        self._engine.call(lambda core, now_s: core.expect_lease(lease))
-        unmap, gone = self._sequences.ending_behind(lease)
+        with self._giving_back(fence):
+            self._engine.call(lambda core, now_s: core.expect_lease(lease))
+            unmap, gone = self._sequences.ending_behind(lease)
 
         def release(core: Core, now_s: float) -> None:
             core.release_lease(lease)
             gone()
 
         self._engine.once_passed(fence, release, first=unmap)
+
+    @contextmanager
+    def _giving_back(self, fence: Any) -> Iterator[None]:
+        """A fence is an event of the driver until it has passed: also that of a verb that was refused."""
+        try:
+            yield
+        except KvtierError:
+            self._engine.once_passed(fence, lambda core, now_s: None)
+            raise
 
     def release_owner(self, owner: str) -> int:
         """Give back every lease and match in this name. Its owner must be proven dead: it writes no slot any more.
@@ -288,6 +300,11 @@ class CacheVerbs:
         name = arguments.instance("tier", tier, str)
         wanted_bytes = arguments.integer("size_bytes", size_bytes)
         return lambda core, now_s: core.submit_resize(name, wanted_bytes)
+
+    def _sleeping(self) -> Callable[[Core, float], int]:
+        """Raises DeviceLost at once: work on a lost device that never ends must not be waited for."""
+        self._engine.call(lambda core, now_s: core.refuse_if_lost())
+        return lambda core, now_s: core.submit_sleep()
 
     def _waking(self, restore: bool) -> Callable[[Core, float], int]:
         again = arguments.instance("restore", restore, bool)

@@ -179,10 +179,8 @@ class CudaTier(ArenaTier):
     def _let_go(self) -> None:
         with suppress(DeviceLost):
             self._cuda.streams.bind_thread()
-        self.unpin()
-        if self._coding is not None:
-            with suppress(DeviceLost):
-                self._coding.close()
-        for part in (self._moves, self._fences):
-            with suppress(DeviceLost):
-                part.close()
+        for part in (self._coding, self._moves, self._fences):
+            with suppress(KvtierError):  # the driver's own close undoes what is left
+                if part is not None:
+                    part.close()
+        self.unpin()  # now that nothing can be copying

@@ -2,8 +2,8 @@
 way back, with the kernels of src/quantize.cu: fewer bytes cross the link, and the CPU has nothing to do.
 
 Owns: scratch memory on the device and page-locked host memory for each direction, and the kernels' modules.
-Always: what one batch does is given to one stream in order (places, kernel, copy), and is over when its verb returns;
-        the bytes are those of the CPU's coder.
+Always: what one batch does is given to one stream in order (places, kernel, copy), and is over when its verb returns
+        or raises; the bytes are those of the CPU's coder.
 Units:   bytes, blocks, rows; addresses are integers.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.allocator.driver_cuda import CudaDriver
-from kvtier.allocator.streams import Stream
+from kvtier.allocator.streams import Stream, whole
 from kvtier.blocks.coding import FLOATS, Coding, Codings
-from kvtier.errors import DeviceLost, InvariantError
+from kvtier.errors import InvariantError, KvtierError
 from kvtier.kernels import launch_blocks
 from kvtier.kernels.launch import ALIGNMENT_BYTES, DeviceFragments, DevicePool, fragment_records
 from kvtier.kernels.launch_device import DeviceLauncher, Images, images_for
@@ -105,6 +105,7 @@ class DeviceCoding:
                 lane = _Lane(address + records_bytes + number * lane_bytes, stream)
                 driver.register(lane.host.ctypes.data, _TABLES_BYTES)
                 undo.callback(driver.unregister, lane.host.ctypes.data)
+                undo.callback(self._settle, stream)
                 self._lanes.append(lane)
             self._shapes = dict(enumerate(self._uploaded(address, shapes)))
             self._undo = undo.pop_all()
@@ -122,22 +123,23 @@ class DeviceCoding:
             self._expect(item, item.into)
         for shape, some in self._alike(items):
             stride_bytes = _aligned(shape.room_bytes)
-            self._copy(lane.places([item.place for item in some]), lane, settled=True)
-            launch = launch_blocks.quantize(
-                DevicePool(lane.coded, stride_bytes),
-                lane.table(1),
-                shape.fragments,
-                lane.table(0),
-                len(some),
-                codec=shape.coding.codec,
-                dtype=shape.coding.dtype,
-                row_values=shape.coding.row_values,
-            )
-            self._launcher.launch(launch, lane.stream.key)
-            coded = [lane.coded + at * stride_bytes for at in range(len(some))]
-            pieces = zip((address_of(item.into) for item in some), coded, strict=True)
-            self._copy([(into, at, shape.room_bytes) for into, at in pieces], lane, settled=False)
-            self._streams.finish(lane.stream)
+            with whole(self._streams, lane.stream):
+                self._copy(lane.places([item.place for item in some]), lane, settled=True)
+                launch = launch_blocks.quantize(
+                    DevicePool(lane.coded, stride_bytes),
+                    lane.table(1),
+                    shape.fragments,
+                    lane.table(0),
+                    len(some),
+                    codec=shape.coding.codec,
+                    dtype=shape.coding.dtype,
+                    row_values=shape.coding.row_values,
+                )
+                self._launcher.launch(launch, lane.stream.key)
+                coded = [lane.coded + at * stride_bytes for at in range(len(some))]
+                pieces = zip((address_of(item.into) for item in some), coded, strict=True)
+                self._copy([(into, at, shape.room_bytes) for into, at in pieces], lane, settled=False)
+                self._streams.finish(lane.stream)
             for item in some:
                 item.into[shape.room_bytes :] = bytes(len(item.into) - shape.room_bytes)
         return [DONE] * len(items)
@@ -152,21 +154,22 @@ class DeviceCoding:
             coded = [lane.coded + at * stride_bytes for at in range(len(some))]
             pieces = zip(coded, (address_of(item.source) for item in some), strict=True)
             moves = [(at, source, shape.room_bytes) for at, source in pieces]
-            self._copy(lane.places([item.place for item in some]) + moves, lane, settled=True)
-            launch = launch_blocks.dequantize(
-                lane.table(2),
-                DevicePool(lane.coded, stride_bytes),
-                lane.table(1),
-                shape.fragments,
-                lane.table(0),
-                len(some),
-                codec=shape.coding.codec,
-                dtype=shape.coding.dtype,
-                row_values=shape.coding.row_values,
-            )
-            self._launcher.launch(launch, lane.stream.key)
-            self._copy([(lane.host[2].ctypes.data, lane.table(2), len(some) * _INDEX_BYTES)], lane, settled=False)
-            self._streams.finish(lane.stream)
+            with whole(self._streams, lane.stream):
+                self._copy(lane.places([item.place for item in some]) + moves, lane, settled=True)
+                launch = launch_blocks.dequantize(
+                    lane.table(2),
+                    DevicePool(lane.coded, stride_bytes),
+                    lane.table(1),
+                    shape.fragments,
+                    lane.table(0),
+                    len(some),
+                    codec=shape.coding.codec,
+                    dtype=shape.coding.dtype,
+                    row_values=shape.coding.row_values,
+                )
+                self._launcher.launch(launch, lane.stream.key)
+                self._copy([(lane.host[2].ctypes.data, lane.table(2), len(some) * _INDEX_BYTES)], lane, settled=False)
+                self._streams.finish(lane.stream)
             wrong = lane.host[2, : len(some)].tolist()
             outcomes += [
                 UNDECODABLE if bad else Outcome(Status.DONE, item.place) for item, bad in zip(some, wrong, strict=True)
@@ -220,9 +223,13 @@ class DeviceCoding:
         driver.set_access(addresses, 0, length_bytes, write=True)
         return addresses.address
 
-    def _drop(self, stream: Stream) -> None:
-        with suppress(DeviceLost):
+    def _settle(self, stream: Stream) -> None:
+        """What cannot be waited for costs nothing but that: the rest is still given back."""
+        with suppress(KvtierError):
             self._streams.finish(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        with suppress(KvtierError):
             self._streams.drop_stream(stream)
 
     def _uploaded(self, address: int, shapes: Sequence[tuple[Coding, int, "_Cut"]]) -> Iterator[_Shape]:

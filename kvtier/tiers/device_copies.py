@@ -10,12 +10,11 @@ speed and in the calling thread.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
-from kvtier.allocator.streams import Addresses, Stream, Streams
+from kvtier.allocator.streams import Addresses, Stream, Streams, whole
 from kvtier.errors import InvariantError, KvtierError
 from kvtier.tiers.arrivals import Arrival
 from kvtier.tiers.slots import address_of, zero
@@ -77,7 +76,7 @@ class DeviceCopies:
     def _enqueued(self, pieces: Mapping[int, Sequence[tuple[int, int]]], parts: Sequence[LayerPart]) -> Arrival:
         arrival = Arrival(self._streams)
         try:
-            with self._whole(self._up):
+            with whole(self._streams, self._up):
                 self._streams.bind_thread()
                 for part in (part for part in parts if part.group in pieces):
                     self._enqueue(part, pieces[part.group])
@@ -101,22 +100,13 @@ class DeviceCopies:
     def _copy(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int], stream: Stream) -> None:
         """Copy, and wait for that in this thread. Other threads may use the same stream meanwhile."""
         streams = self._streams
-        with self._whole(stream):
+        with whole(streams, stream):
             streams.bind_thread()
             event = streams.make_event()
             streams.copy(addresses(targets), addresses(sources), addresses(lengths), stream, settled=True)
             streams.record(event, stream)
             streams.synchronize(event)
             streams.drop_event(event)
-
-    @contextmanager
-    def _whole(self, stream: Stream) -> Iterator[None]:
-        """If a call of the driver fails, those before it are over before that is told: slots are used again then."""
-        try:
-            yield
-        except KvtierError:
-            self._streams.finish(stream)
-            raise
 
     def _expect(self, place: int, length_bytes: int, view: memoryview) -> int:
         """The slot's address."""

@@ -7,7 +7,7 @@ Always:  `fence` never waits; fences pass in the order in which they were made.
 
 from typing import Any
 
-from kvtier.allocator.streams import Event, Streams
+from kvtier.allocator.streams import Event, Stream, Streams
 from kvtier.errors import UsageError
 
 
@@ -49,13 +49,13 @@ def event_key(after: Any) -> int:
             "on a device `after` is needed: pass the event that you have recorded behind the last kernel that uses "
             "the slots"
         )
-    for name in ("cuda_event", "ptr", "key"):
+    for name in () if _is_stream(after) else ("cuda_event", "ptr", "key"):
         key = getattr(after, name, None)
         if isinstance(key, int):
             break
     else:
         try:
-            key = int(after)
+            key = 0 if _is_stream(after) else int(after)
         except Exception:  # noqa: BLE001  it is the value's own code that runs
             key = 0
     if isinstance(after, bool | str | bytes | float) or not key:
@@ -70,14 +70,25 @@ def stream_key(stream: Any) -> int:
 
     Takes what torch (`cuda_stream`), CuPy (`ptr`), the CUDA bindings (an int by itself) and kvtier call one.
     """
-    for name in ("cuda_stream", "ptr", "key"):
+    for name in () if _is_event(stream) else ("cuda_stream", "ptr", "key"):
         key = getattr(stream, name, None)
         if isinstance(key, int):
             return key
     try:
-        key = None if isinstance(stream, bool | str | bytes | float) else int(stream)
+        key = None if _is_event(stream) or isinstance(stream, bool | str | bytes | float) else int(stream)
     except Exception:  # noqa: BLE001  it is the value's own code that runs
         key = None
     if key is None:
         raise UsageError(f"stream is {stream!r:.80}; pass a stream of torch, CuPy or the CUDA bindings")
     return key
+
+
+def _is_stream(value: Any) -> bool:
+    """Whether it would pass for an event by its number alone: kvtier's, the bindings', or one that can wait."""
+    return isinstance(value, Stream) or type(value).__name__ == "CUstream" or hasattr(value, "wait_event")
+
+
+def _is_event(value: Any) -> bool:
+    """Likewise. Only events know the time between two of them, or of themselves that they are done and cannot wait."""
+    named = isinstance(value, Event) or type(value).__name__ == "CUevent" or hasattr(value, "cuda_event")
+    return named or (hasattr(value, "done") and not hasattr(value, "wait_event"))

@@ -97,8 +97,8 @@ DRAWN = (
     ),
     Mutant(
         "drawn 4",
-        "engine/core.py",
-        "self._matches.pop(match.match_id, None)",
+        "engine/matches.py",
+        "self.held.pop(match.match_id, None)",
         "pass",
         "a match that was given back stays in the books",
     ),
@@ -140,8 +140,8 @@ DRAWN = (
     Mutant(
         "drawn 17",
         "engine/demotion.py",
-        "victims = self._victims(tier, count_out, size, incoming=handles[0])",
-        "victims = self._victims(tier, count_out, size, incoming=handles[1])",
+        "victims = self._victims(tier, count_out, None if starved and level.sizes_vary else size, incoming=handles[0])",
+        "victims = self._victims(tier, count_out, None if starved and level.sizes_vary else size, incoming=handles[1])",
         "the policy hears of the second block of a batch, not of the first",
     ),
     Mutant(

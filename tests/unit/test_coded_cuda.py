@@ -14,7 +14,7 @@ from kvtier.allocator.streams import Event
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Lease
 from kvtier.config import Config
-from kvtier.errors import ConfigError
+from kvtier.errors import ConfigError, KvtierError
 from kvtier.tiers import device_coding
 from tests.fakecuda.fake import FakeCuda, fake_cuda
 from tests.kernels.conftest import emulator
@@ -126,3 +126,49 @@ def test_scratch_memory_is_registered_with_the_device(opened: Any, tmp_path: Pat
     plain.cache.close()
     coded = opened(config_of(tmp_path / "b", "int8", "int8"))
     assert len(coded.tier._pinned) - pinned == (4 if coded.tier._coding is None else 0)
+
+
+@pytest.mark.parametrize("opened", ["on the device"], indirect=True)
+@pytest.mark.parametrize(
+    ("call", "nth"), [("cuLaunchKernel", 1), ("cuMemcpyBatchAsync", 2), ("cuStreamSynchronize", 1)]
+)
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_a_call_that_fails_half_way_leaves_nothing_running(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, nth: int, direction: str
+) -> None:
+    """A late kernel writes into a slot, or a late copy into host memory, that is somebody else's by then."""
+    engine = opened(config_of(tmp_path / "s", "int8", "int8"))
+    for number in range(60):
+        assert not engine.serve(number)
+        if number % 8 == 7:
+            engine.cache.flush()
+    lane = engine.tier._coding._lanes[direction == "up"]
+    finish, finished = engine.streams.finish, []
+
+    def go_on_and_finish(stream: Any) -> None:
+        finished.append(stream)
+        engine.fake.go_on(stream.key)
+        finish(stream)
+
+    monkeypatch.setattr(engine.streams, "finish", go_on_and_finish)
+    coding, verb = engine.tier._coding, "write" if direction == "up" else "read"
+    carry_out, at_failure = getattr(coding, verb), []
+
+    def watched(items: Any) -> Any:
+        try:
+            return carry_out(items)
+        except KvtierError:
+            at_failure.append(finished.count(lane.stream))
+            raise
+
+    monkeypatch.setattr(coding, verb, watched)
+    engine.fake.hold(lane.stream.key)
+    engine.fake.fault(call, 1, nth=nth)
+    if direction == "up":
+        assert not engine.serve(0)
+    else:
+        assert not engine.serve(60)
+        engine.cache.flush()
+    assert at_failure == [1 + (call == "cuStreamSynchronize")]
+    engine.fake.go_on(lane.stream.key)
+    assert [engine.serve(number) for number in range(30, 60)] == [True] * 30

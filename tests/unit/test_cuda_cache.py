@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -451,3 +452,45 @@ def test_host_memory_is_registered_and_let_go_before_it_is_unmapped(
     monkeypatch.setattr(HostTier, "close", count)
     model.cache.close()
     assert unregistered == [1]
+
+
+def test_a_refused_verb_gives_its_event_back(fake_cuda: FakeCuda) -> None:
+    """Each mistake of an engine costs an event of the driver until the cache is closed."""
+    with kvtier.open_sync(device_config()) as cache:
+        model = Model(cache, fake_cuda)
+        keys = prompt(cache.config, 1, 2)
+        lease, event, made = model.reserve(keys), model.event(), []
+        for _ in range(5):
+            with pytest.raises(UsageError):
+                cache.commit(lease, [(29, keys.groups[0][0])], after=event)
+            cache.flush()  # behind all fences
+            made.append(fake_cuda.calls("cuEventCreate"))
+        assert made[0] == made[-1]
+        cache.release(lease, after=event)
+
+
+@pytest.mark.parametrize("kind", ["kvtier's", "CuPy's"])
+def test_a_stream_is_no_event(fake_cuda: FakeCuda, kind: str) -> None:
+    """A stream's number is taken for an event's: the lease is never given back, and who waits for it hangs."""
+    with kvtier.open_sync(device_config()) as cache:
+        model = Model(cache, fake_cuda)
+        lease = model.reserve(prompt(cache.config, 1, 2))
+        theirs = SimpleNamespace(ptr=model.stream.key, wait_event=None)
+        with pytest.raises(UsageError, match="pass the event"):
+            cache.release(lease, after=model.stream if kind == "kvtier's" else theirs)
+        assert cache.stats()["leases"] == 1
+        cache.release(lease, after=model.event())
+
+
+def test_a_lost_device_is_not_waited_for_by_sleep(fake_cuda: FakeCuda) -> None:
+    """After `lose_device` a sleep waits for work that never ends, instead of saying what is so."""
+    with kvtier.open_sync(device_config()) as cache:
+        model = Model(cache, fake_cuda)
+        lease = model.reserve(prompt(cache.config, 1, 2))
+        fake_cuda.hold(model.stream.key)
+        fake_cuda.kernel(model.stream.key, model.address(1), BLOCK_BYTES, writes=False)
+        cache.release(lease, after=model.event())
+        cache.lose_device()
+        with pytest.raises(DeviceLost):
+            cache.sleep()
+        fake_cuda.go_on(model.stream.key)

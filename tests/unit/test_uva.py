@@ -266,3 +266,14 @@ def test_pools_that_do_not_lie_alike_are_refused() -> None:
     for wrong in (PagedKv(pool[:, 0], pool[:, 1], other[:, 0], other[:, 1]), replace(alike, host_values=pool[:, 0])):
         with pytest.raises(UsageError, match="must lie alike"):
             shape_over(wrong, 4, 2)
+
+
+def test_views_of_slots_are_refused_where_blocks_have_none() -> None:
+    """A sequence view is promised of blocks that stay in host memory, and fails on the first hit."""
+    model = {"name": "m", "weights_epoch": "v1", "layers": 2, "kv_heads": 2, "head_dim": 64, "dtype": "float32"}
+    gpu = {"type": "gpu", "capacity": "8MiB", "access": "uva", "sequence_views": True}
+    with pytest.raises(ConfigError, match="sequence_views show slots") as caught:
+        kvtier.load_config(
+            {"model": model | {"layout": "token_major"}, "tiers": [gpu, {"type": "host", "capacity": "8MiB"}]}
+        )
+    assert caught.value.path == "tiers[0].access"
