@@ -54,11 +54,12 @@ def run_and_kill(
 @pytest.mark.parametrize(
     ("durability", "payload"), [("none", "slab"), ("batch", "slab"), ("strict", "slab"), ("batch", "inline")]
 )
-def test_kill_nine(tmp_path: Path, durability: str, payload: str) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.soak)])
+def test_kill_nine(tmp_path: Path, durability: str, payload: str, kills: int) -> None:
     """A crash would lose acknowledged blocks, or serve torn ones (11 in 8 runs when slots were reused early)."""
     kept: set[int] = set()
     start = 0
-    for seed in range(3):
+    for seed in range(kills):
         done, evicted, start = run_and_kill(tmp_path / "s", start, seed, durability, payload)
         must = (kept | done) - evicted
         store = StoreDriver(tmp_path / "s", durability=durability, payload=payload, **OPTIONS)
@@ -93,3 +94,15 @@ def test_a_crash_while_creating(tmp_path: Path) -> None:
         store.tier = store._open()
         assert store.write([1]) == [Status.DONE]
         store.close()
+
+
+@pytest.mark.parametrize("first_bytes", [b"", bytes(4096)])
+def test_a_crash_in_the_first_bytes_of_the_index(tmp_path: Path, first_bytes: bytes) -> None:
+    """A store that has never had a block would be called damaged until someone deleted it."""
+    folder = tmp_path / "s"
+    (folder / "index").mkdir(parents=True)
+    (folder / "lock").touch()
+    (folder / "index" / "data.mdb").write_bytes(first_bytes)
+    store = StoreDriver(folder)
+    assert store.write([1]) == [Status.DONE]
+    store.close()

@@ -13,8 +13,6 @@ from kvtier.engine.sync import open_sync
 from kvtier.types import StoredBlock
 from tests.fault.order_writer import ORDER_KEY, configured
 
-KILLS = 3
-
 
 @pytest.fixture(params=["none", "batch", "strict"])
 def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
@@ -33,8 +31,9 @@ def kept_by(core_tier: object) -> tuple[list[StoredBlock], list[bytes]]:
     return blocks, cbor2.loads(rows[ORDER_KEY])
 
 
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.soak)])
 def test_directory_and_order_are_those_of_the_last_commit(
-    writer: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     """After a crash blocks leave that were just used, for the order is older or younger than the blocks."""
     from kvtier.engine import build
@@ -52,7 +51,7 @@ def test_directory_and_order_are_those_of_the_last_commit(
 
     monkeypatch.setattr(build, "open_tier", watched)
     durability = writer.args[-1]
-    for seed in range(KILLS):
+    for seed in range(kills):
         batches = random.Random(seed).randint(8, 60)
         print(seed, batches, file=writer.stdin, flush=True)
         assert writer.stdout.readline().split() == ["killed", str(seed)]

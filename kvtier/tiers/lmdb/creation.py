@@ -47,6 +47,11 @@ def make_folder(folder: Path) -> None:
 def wipe(folder: Path) -> None:
     """Start anew, because nothing in the store can be believed."""
     _log.warning("%s: the machine went down under durability none; starting with an empty store", folder)
+    clear(folder)
+
+
+def clear(folder: Path) -> None:
+    """Remove all but the lock."""
     (folder / SLAB_NAME).unlink(missing_ok=True)  # first: an index without a slab opens as an empty store
     shutil.rmtree(folder / PAYLOAD_NAME, ignore_errors=True)
     shutil.rmtree(folder / INDEX_NAME, ignore_errors=True)
@@ -54,12 +59,18 @@ def wipe(folder: Path) -> None:
 
 def sync_names(folder: Path) -> None:
     """Make new names durable: syncing a file does not sync its entry in the folder. Raises OSError."""
-    for changed in (folder / INDEX_NAME, folder, folder.parent):
-        fd = os.open(changed, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    parts = [part for name in (INDEX_NAME, PAYLOAD_NAME) if (part := folder / name).is_dir()]
+    for changed in (*parts, folder, folder.parent):
+        sync_folder(changed)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in it durable. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def refusal(folder: Path, error: OSError) -> StoreError:

@@ -57,6 +57,7 @@ class StoreLock:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self.before = read_state(fd)
+        self.is_new = os.fstat(fd).st_size == 0  # nobody has come so far as to write a state
         _HELD.add(self)
 
     @classmethod

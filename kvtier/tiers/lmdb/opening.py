@@ -23,7 +23,7 @@ from kvtier.errors import ConfigError, CorruptBlock, StoreFormatError
 from kvtier.notices import say_once
 from kvtier.tiers.lmdb.blockfile import NO_DIRECT, BlockFile, free_bytes
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST, Budget, split
-from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, make_folder, refusal, wipe
+from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, clear, make_folder, refusal, sync_folder, wipe
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, Index, IndexFull
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
@@ -58,7 +58,8 @@ def open_store(
     settings.check()
     try:
         notes = settings.check_filesystem(folder)
-        if not (folder / LOCK_NAME).exists():
+        is_new = not (folder / LOCK_NAME).exists()
+        if is_new:
             split(settings.budget_bytes, settings.length_bytes_max, settings.where, share=settings.share)  # may refuse
             if free_bytes(folder) < NEW_STORE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -66,6 +67,8 @@ def open_store(
         with ExitStack() as undo:
             lock = StoreLock.acquire(folder)
             undo.callback(lock.release)
+            if is_new:  # its name comes first: files without a lock beside them would be taken for somebody else's
+                sync_folder(folder)
             store = _open_locked(folder, lock, namespaces, settings, open_file, undo)
             undo.pop_all()
     except OSError as error:
@@ -84,7 +87,9 @@ def _open_locked(
     open_file: Callable[[Path], BlockFile],
     undo: ExitStack,
 ) -> OpenStore:
-    if power_failed(lock.before, lock.before.durability):
+    if lock.is_new:
+        clear(folder)  # whoever made it was cut off before there were blocks, maybe in the middle of the index
+    elif power_failed(lock.before, lock.before.durability):
         wipe(folder)
     index, header = _open_index(folder, lock, settings)
     undo.callback(index.close)
