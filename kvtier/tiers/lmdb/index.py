@@ -177,9 +177,9 @@ class Index:
         except lmdb.Error:
             return False
 
-    def release_dead_readers(self) -> None:
-        """Readers that died keep old pages from being reused; also done before an index counts as full."""
-        self._env.reader_check()
+    def release_dead_readers(self) -> int:
+        """Readers that died keep old pages from being reused; also done before an index counts as full. How many."""
+        return int(self._env.reader_check())
 
     def claim(self, index_bytes: int) -> None:
         """Claim the disk space of the file's first bytes, so that no commit runs out of it. Raises OSError."""

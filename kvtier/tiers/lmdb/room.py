@@ -148,7 +148,8 @@ class Room:
     def grow_index(self, evicting: bool) -> bool:
         """Give the index part of what no extent uses yet. Only evictions may use the reserve, once."""
         store = self._store
-        store.index.release_dead_readers()
+        if store.index.release_dead_readers():
+            return True  # there are pages to be used again
         now = store.index.map_bytes()
         step = max(now // 2 // PAGE_BYTES * PAGE_BYTES, _INDEX_STEP_BYTES)
         wanted = min(now + step, self._index_bytes_max() // PAGE_BYTES * PAGE_BYTES)
