@@ -19,7 +19,7 @@ RECORDS = st.builds(
     u32,
     st.builds(block_key, st.binary(min_size=1, max_size=64), u32),
     st.integers(1, 2**32 - 1),
-    u64,
+    st.integers(0, layout.GENERATION_MAX),
     u64,
     u64,
     st.none()
@@ -84,4 +84,4 @@ def test_other_rows_round_trip() -> None:
     key = layout.ID_KEY.pack(9)
     assert layout.decode_namespace(key, layout.encode_namespace(9, b"f" * 32, b"d")) == (9, b"f" * 32, b"d")
     assert layout.decode_extent(key, layout.encode_extent(9, 17)) == (9, 17)
-    assert layout.decode_limit(b"k", layout.encode_limit(b"k", 2**63)) == 2**63
+    assert layout.decode_limit(b"k", layout.encode_limit(b"k", 2**63 - 1)) == 2**63 - 1

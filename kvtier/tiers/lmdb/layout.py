@@ -32,6 +32,8 @@ TABLES = ("meta", "namespaces", "extents", "blocks", "sidecar")
 HEADER_KEY = b"header"
 GENERATION_KEY = b"generation_limit"  # no record has a generation at or above it
 NAMESPACE_KEY = b"namespace_limit"  # no namespace has, or ever had, an id at or above it
+GENERATION_MAX = 2**63 - 1  # no store comes so far; beyond it there would be no room for the next ones
+NAMESPACE_MAX = 2**31 - 1
 
 PLACE_KEY = struct.Struct(">II")  # extent, slot
 ID_KEY = struct.Struct(">I")  # namespace id, or extent
@@ -112,6 +114,8 @@ def decode_record(place_key: bytes, row: bytes) -> Record:
         raise CorruptBlock(f"record of version {version}, flags {flags}")
     if len(key) != hash_bytes + GROUP_BYTES or not 1 <= hash_bytes <= HASH_BYTES_MAX or not length:
         raise CorruptBlock("record with impossible lengths")
+    if generation > GENERATION_MAX:
+        raise CorruptBlock(f"a generation of {generation}")
     return Record(namespace, BlockKey(key), length, generation, checksum, stored, coded)
 
 
@@ -185,7 +189,10 @@ def encode_limit(key: bytes, value: int) -> bytes:
 
 def decode_limit(key: bytes, row: bytes) -> int:
     """Raises CorruptBlock."""
-    return int.from_bytes(_unsealed(key, row), "little")
+    value = int.from_bytes(_unsealed(key, row), "little")
+    if value > (NAMESPACE_MAX if key == NAMESPACE_KEY else GENERATION_MAX):
+        raise CorruptBlock(f"a limit of {value}")
+    return value
 
 
 def encode_extent(extent: int, stride_pages: int) -> bytes:

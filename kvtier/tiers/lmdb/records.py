@@ -18,6 +18,7 @@ from kvtier.tiers.lmdb.layout import (
     CHECK_BYTES,
     CODEC_NAMES,
     CODED_RECORD_VERSION,
+    GENERATION_MAX,
     PLACE_KEY,
     RECORD_HEAD_BYTES,
     RECORD_VERSION,
@@ -77,6 +78,7 @@ class Records:
         checks = np.fromiter(map(xxhash.xxh3_64_intdigest, sealed["body"].tolist()), np.uint64, len(rows))
         right = (checks == fields["check"]) & (fields["flags"] == 0)
         right &= (fields["hash_bytes"] == hash_bytes) & (fields["length"] != 0)
+        right &= fields["generation"] <= GENERATION_MAX
         length_pages = -(-fields["length"].astype(np.int64) // PAGE_BYTES)
         sizes = {"length": fields["length"], "pages": length_pages}
         if coded:
