@@ -11,7 +11,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from kvtier.errors import StoreError
+from kvtier.errors import StoreError, StoreFormatError
 from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb import blockfile, opening, settings
 from kvtier.tiers.lmdb.blockfile import BlockFile
@@ -312,4 +312,24 @@ def test_a_really_full_disk(small_disk: Path) -> None:
     store.reopen()
     assert set(store.read(sorted(store.kept))) == {DONE}
     assert set(store.write(range(600, 700), 16_384)) == {DONE}
+    store.close()
+
+
+def test_a_readonly_disk(small_disk: Path) -> None:
+    """A disk that the kernel has made readonly after an error ends in a traceback, or its store is called damaged."""
+    store = StoreDriver(small_disk / "s")
+    store.write([1])
+    store.close()
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    subprocess.run(remount, check=True)
+    try:
+        for folder in ("s", "new"):
+            with pytest.raises(StoreError, match="Mount it for writing") as caught:
+                StoreDriver(small_disk / folder)
+            assert not isinstance(caught.value, StoreFormatError)
+    finally:
+        subprocess.run([*remount[:2], "remount,rw", str(small_disk)], check=True)
+    assert not (small_disk / "new").exists()
+    store.tier = store._open()
+    assert store.read([1]) == [Status.DONE]
     store.close()
