@@ -1,15 +1,11 @@
 """What every tier must do, as tests: subclass, provide a fixture, and the tier is enrolled.
 
-    class TestMine(SlotTierContract):        # a memory tier; PersistentTierContract for one that chooses places
+    class TestMine(SlotTierContract):        # a memory tier; `persistent_tiers` has the suite for the others
         @pytest.fixture
         def tier(self):
             tier = MyTier(...)               # takes at least 24 blocks of `length_bytes_max`
             yield tier
             tier.close()
-
-Memory tiers are told where to write (places from `first_place` on), persistent ones choose. A persistent subclass
-also has `reopen(tier)`, which closes it and opens it again, and `engine_namespace(tier)`, an id from the
-NamespaceTable that the tier was given.
 
 Units: bytes.
 """
@@ -18,14 +14,13 @@ import mmap
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import pytest
 
 from kvtier.errors import KvtierError
 from kvtier.tiers.base import SupportsScan, SupportsSlots, Tier
 from kvtier.types import (
-    EvictItem,
     Outcome,
     ReadItem,
     Status,
@@ -36,8 +31,6 @@ from kvtier.types import (
     page_aligned,
     store_key,
 )
-
-AnyTier = TypeVar("AnyTier", bound=Tier)
 
 
 def slot_buffer(stride_bytes: int, payload: bytes = b"") -> memoryview:
@@ -163,6 +156,8 @@ class TierContract:
         tier.close()
         with pytest.raises(KvtierError):
             tier.read([item])
+        with pytest.raises(KvtierError):
+            tier.write(WriteBatch([self.item(tier, 0, 100)]))
 
     def test_traits_are_sane(self, tier: Tier) -> None:
         """A planner would size its batches by nonsense."""
@@ -190,88 +185,3 @@ class SlotTierContract(TierContract):
         view = tier.slot(stored.place)
         assert len(view) == tier.stride_bytes
         assert bytes(view[:5000]) == self.written(2, 5000)
-
-
-class PersistentTierContract(TierContract):
-    """Holds for tiers that choose places, know generations and survive the process."""
-
-    def reopen(self, tier: AnyTier) -> AnyTier:
-        """Close the tier and open its store again, in the same engine."""
-        raise NotImplementedError
-
-    def evict_item(self, tier: Tier, number: int, stored: Outcome) -> EvictItem:
-        return EvictItem(key_of(number, self.engine_namespace(tier)), stored.place, stored.generation)
-
-    def test_missing_place(self, tier: Tier) -> None:
-        """A place where nothing is would be an exception, or worse, a block."""
-        stored = self.put(tier, [0], 5000)
-        for place in (stored[0].place + 1, 2**40, -1):
-            nowhere = Outcome(Status.DONE, place, stored[0].generation)
-            assert tier.read([self.reading(tier, 0, 5000, nowhere)])[0].status is Status.MISSING
-
-    def test_stale_generation(self, tier: Tier) -> None:
-        """A reader with an old ticket would be served."""
-        [stored] = self.put(tier, [0], 5000)
-        stale = Outcome(Status.DONE, stored.place, stored.generation + 1)
-        assert tier.read([self.reading(tier, 0, 5000, stale)])[0].status is Status.MISSING
-        assert tier.read([self.reading(tier, 1, 5000, stored)])[0].status is Status.MISSING
-
-    def test_new_occupant_bounces_the_old_generation(self, tier: Tier) -> None:
-        """After a slot was reused, its former block would be served with the new block's bytes (Mooncake#4153)."""
-        old = self.put(tier, range(4), 5000)
-        gone = tier.write(WriteBatch(evict=[self.evict_item(tier, n, old[n]) for n in range(4)]))
-        assert [outcome.status for outcome in gone] == [Status.DONE] * 4
-        new = self.put(tier, range(4, 8), 5000)
-        assert {at.place for at in new} & {at.place for at in old}
-        assert not {at.generation for at in new} & {at.generation for at in old}
-        outcomes = tier.read([self.reading(tier, n, 5000, old[n]) for n in range(4)])
-        assert {outcome.status for outcome in outcomes} == {Status.MISSING}
-        late = tier.write(WriteBatch(evict=[self.evict_item(tier, n, old[n]) for n in range(4)]))
-        assert {outcome.status for outcome in late} == {Status.MISSING}
-        self.expect(tier, range(4, 8), 5000, new)
-
-    def test_half_of_a_batch_fails(self, tier: Tier) -> None:
-        """One bad item would take its neighbours with it."""
-        items = [self.item(tier, number, 5000) for number in range(3)]
-        too_long = WriteItem(items[1].key, len(items[1].source) + 1, items[1].source)
-        outcomes = tier.write(WriteBatch([items[0], too_long, items[2]]))
-        assert [outcome.done for outcome in outcomes] == [True, False, True]
-        self.expect(tier, [0, 2], 5000, [outcomes[0], outcomes[2]])
-        nowhere = Outcome(Status.DONE, 2**40, 1)
-        readings = [self.reading(tier, n, 5000, at) for n, at in ((0, outcomes[0]), (1, nowhere), (2, outcomes[2]))]
-        assert [outcome.done for outcome in tier.read(readings)] == [True, False, True]
-
-    def test_reopening_keeps_everything(self, tier: Tier) -> None:
-        """A restart would forget blocks, or serve others (LMCache#562, #2273)."""
-        stored = self.put(tier, range(6), 5000)
-        tier.write(WriteBatch(evict=[self.evict_item(tier, 2, stored[2])]))
-        again = self.reopen(tier)
-        try:
-            assert isinstance(again, SupportsScan)
-            kept = [0, 1, 3, 4, 5]
-            found = {block.key: block for block in again.scan()}
-            namespace = self.engine_namespace(again)
-            assert list(found) == [key_of(number, namespace) for number in kept]
-            places = [Outcome(Status.DONE, block.place, block.generation) for block in found.values()]
-            assert places == [Outcome(Status.DONE, stored[n].place, stored[n].generation) for n in kept]
-            assert {block.length_bytes for block in found.values()} == {5000}
-            self.expect(again, kept, 5000, places)
-        finally:
-            again.close()
-
-    def test_room_is_true(self, tier: Tier) -> None:
-        """The planner would write into a full tier, or evict from one with room."""
-        assert isinstance(tier, SupportsScan)
-        length_bytes = self.length_bytes_max
-        room = tier.room(length_bytes)
-        assert room >= 24
-        items = [self.item(tier, number, length_bytes) for number in range(room + 1)]
-        outcomes = tier.write(WriteBatch(items))
-        assert [outcome.status for outcome in outcomes] == [Status.DONE] * room + [Status.NO_ROOM]
-        assert tier.room(length_bytes) == 0
-        assert tier.used_bytes() == room * self.room_bytes(length_bytes)
-        extent = tier.neighbours(outcomes[0].place)
-        leaving = [n for n in range(room) if tier.neighbours(outcomes[n].place) == extent]
-        tier.write(WriteBatch(evict=[self.evict_item(tier, n, outcomes[n]) for n in leaving]))
-        assert tier.room(length_bytes) == len(leaving)
-        assert tier.room(1) > len(leaving), "any size fits into an emptied extent"

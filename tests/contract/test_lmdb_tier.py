@@ -10,7 +10,7 @@ from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.kernels import quantize
 from kvtier.kernels.floats import float_to_bfloat16
-from kvtier.testing.tiers import PersistentTierContract
+from kvtier.testing.persistent_tiers import PersistentTierContract
 from kvtier.tiers.base import SupportsDrop, SupportsScan, SupportsStrides, Tier
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.store import LmdbTier

@@ -15,6 +15,7 @@ from kvtier.errors import UsageError
 
 TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TIER = BLOCKS[-2:]
 
 ATTACK = """
 from kvtier.cache.specs import SlidingWindow
@@ -48,7 +49,7 @@ def run(code):
 
 def test_the_code_prints_what_the_document_says():
     """The document's example fails, or gives other figures than it tells."""
-    done = run("\n".join(BLOCKS))
+    done = run("\n".join(BLOCKS[:-2]))
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         "26 blocks long, of which it holds 6\n400 tokens need not be computed\n[True, True, False, False]\n"
@@ -81,3 +82,16 @@ def test_a_spec_without_a_manager_is_refused():
     with pytest.raises(UsageError, match="register_group"):
         KVCacheManager([Group(Odd(block_tokens=16))], 10, tokens_max=100)
     assert GroupManager.shareable
+
+
+def test_the_tier_keeps_its_contract(tmp_path):
+    """The example of a tier is wrong, or its suite tests nothing."""
+    right = "\n".join(TIER)
+    wrong = right.replace("target[length_bytes:] = bytes", "bytes")
+    found = {}
+    for name, code in (("right", right), ("wrong", wrong)):
+        (tmp_path / f"test_{name}.py").write_text(code)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+        done = subprocess.run([*command, str(tmp_path / f"test_{name}.py")], capture_output=True, text=True, timeout=60)
+        found[name] = re.findall(r"FAILED .*::(\w+)", done.stdout), re.findall(r"(\d+) passed", done.stdout)
+    assert found == {"right": ([], ["9"]), "wrong": (["test_padding_is_zero"], ["8"])}
