@@ -58,8 +58,7 @@ def open_store(
     settings.check()
     try:
         notes = settings.check_filesystem(folder)
-        is_new = not (folder / LOCK_NAME).exists()
-        if is_new:
+        if not (folder / LOCK_NAME).exists():
             split(settings.budget_bytes, settings.length_bytes_max, settings.where, share=settings.share)  # may refuse
             if free_bytes(folder) < NEW_STORE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -67,8 +66,6 @@ def open_store(
         with ExitStack() as undo:
             lock = StoreLock.acquire(folder)
             undo.callback(lock.release)
-            if is_new:  # its name comes first: files without a lock beside them would be taken for somebody else's
-                sync_folder(folder)
             store = _open_locked(folder, lock, namespaces, settings, open_file, undo)
             undo.pop_all()
     except OSError as error:
@@ -88,6 +85,7 @@ def _open_locked(
     undo: ExitStack,
 ) -> OpenStore:
     if lock.is_new:
+        sync_folder(folder)  # the lock's name comes first: files without one beside them count as somebody else's
         clear(folder)  # whoever made it was cut off before there were blocks, maybe in the middle of the index
     elif power_failed(lock.before, lock.before.durability):
         wipe(folder)
