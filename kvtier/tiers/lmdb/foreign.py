@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 
@@ -21,6 +22,25 @@ from kvtier.tiers.lmdb.opening import read_header
 
 class Overtaken(Exception):
     """A writer came; what was read without its knowledge may be nonsense. Open anew, live."""
+
+
+class RowSource(Protocol):
+    """A store's rows as bytes, by whatever right they are read. No transaction outlives a call."""
+
+    folder: Path
+    live: bool  # somebody else writes meanwhile
+
+    def chunks(self, table: str) -> Iterator[list[tuple[bytes, bytes]]]: ...
+
+    def get(self, table: str, key: bytes) -> bytes | None: ...
+
+    def fetch(self, place_keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def count(self, table: str) -> int: ...
+
+    def expect_undisturbed(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ForeignIndex:
