@@ -76,7 +76,7 @@ def _fields(reader: StoreReader, key: bytes, row: bytes) -> dict[Any, Any] | Non
         fields = None
     if isinstance(fields, dict):
         return fields
-    reader.note(f"sidecar {key!r}: it is not a CBOR map")
+    reader.note(f"sidecar {key!r}: it is not a CBOR map", ("sidecar", key))
     return None
 
 

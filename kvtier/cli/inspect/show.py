@@ -103,6 +103,7 @@ def _left_behind(report: dict[str, Any]) -> str:
     gone, records = report["namespaces_gone"], report["dropped_records"]
     parts = [f"{_count(gone, 'namespace')} dropped or evicted"] * bool(gone)
     parts += [f"{_count(records, 'record')} of dropped ones not yet overwritten"] * bool(records)
+    parts += [f"{_count(report['unknown_records'], 'record')} of a later version"] * bool(report["unknown_records"])
     return ", ".join(parts)
 
 

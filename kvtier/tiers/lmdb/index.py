@@ -146,6 +146,13 @@ class Index:
         info = self._env.info()
         return (int(info["last_pgno"]) + 1) * int(self._env.stat()["psize"])
 
+    def used_bytes(self) -> int:
+        """What the rows take, and would take if the file held nothing else."""
+        with self._gate, self._begin() as txn:
+            stats = [self._env.stat(), *(txn.stat(table) for table in self._tables.values())]
+        pages = sum(stat[kind] for stat in stats for kind in ("branch_pages", "leaf_pages", "overflow_pages"))
+        return int(pages * stats[0]["psize"])
+
     def disk_bytes(self) -> int:
         """What the filesystem has claimed for the file."""
         return disk_bytes(self._data)
@@ -194,6 +201,10 @@ class Index:
         """Give back what was claimed and never used, and forbid to use it. Raises OSError, lmdb.Error."""
         os.truncate(self._data, self.file_bytes())
         self.grow(self.file_bytes())
+
+    def copy_to(self, fd: int) -> None:
+        """Write the rows, and nothing else, as an index of their own. Raises lmdb.Error or OSError."""
+        self._env.copyfd(fd, compact=True)
 
     def sync(self) -> None:
         """Make everything committed durable. Raises lmdb.Error."""

@@ -143,6 +143,10 @@ class StoreReader:
                 found[extent] = stride_pages
         return found
 
+    def has_namespace(self, tier_id: int) -> bool:
+        """Whether it has a row now."""
+        return self._index.get("namespaces", ID_KEY.pack(tier_id)) is not None
+
     def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
         """The engine's rows, in key order."""
         return self._rows("sidecar")
@@ -202,7 +206,7 @@ class StoreReader:
         """
         rows = self._index.fetch([stored.place_key for stored in found])
         ids = {stored.record.namespace for stored in found}
-        alive = {tier_id for tier_id in ids if self._index.get("namespaces", ID_KEY.pack(tier_id)) is not None}
+        alive = {tier_id for tier_id in ids if self.has_namespace(tier_id)}
         return [
             stored.record.namespace in alive and row == encode_record(stored.place_key, stored.record)
             for stored, row in zip(found, rows, strict=True)

@@ -18,7 +18,7 @@ import lmdb
 from kvtier.errors import StoreError
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST
-from kvtier.tiers.lmdb.creation import refusal
+from kvtier.tiers.lmdb.creation import refusal, sync_names
 from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, unfinished
 from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index, IndexFull
 from kvtier.tiers.lmdb.layout import INDEX_NAME, SLAB_NAME, Header
@@ -29,6 +29,7 @@ from kvtier.tiers.lmdb.slab import Slab
 from kvtier.types import page_aligned
 
 DURABILITY = "strict"
+FRESH_NAME = "data.mdb.new"
 
 
 class OwnIndex:
@@ -98,6 +99,27 @@ class Upkeep:
             self._commit(change)
         except (OSError, lmdb.Error) as error:
             raise StoreError(str(self.folder), f"nothing was changed: {error}", "Mend that and try again") from error
+
+    def compact(self) -> None:
+        """Write the index anew without the pages that nobody uses; then this can only be closed.
+
+        Raises StoreError if the disk has no room for a second one; the first is as it was.
+        """
+        target, fresh = self.folder / INDEX_NAME / DATA_NAME, self.folder / INDEX_NAME / FRESH_NAME
+        try:
+            fresh.unlink(missing_ok=True)  # of one that was interrupted
+            fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                self.index.copy_to(fd)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except (OSError, lmdb.Error) as error:
+            fresh.unlink(missing_ok=True)
+            raise StoreError(str(self.folder), f"the index stays as it is: {error}", "Make room on the disk") from error
+        self.index.close()
+        fresh.replace(target)
+        sync_names(self.folder)
 
     def close(self) -> None:
         """Let go, and leave the store as clean as it was found."""
