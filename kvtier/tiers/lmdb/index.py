@@ -107,6 +107,10 @@ class Index:
         found, self._found = self._found, Records()
         return found
 
+    def find_again(self) -> None:
+        """What the opening found has changed since."""
+        self._found = self.records()
+
     def records(self) -> Records:
         """The records of now."""
         records = Records()
@@ -175,6 +179,21 @@ class Index:
                             txn.put(key, row, db=table)
         except lmdb.MapFullError as error:
             raise IndexFull(str(error)) from error
+
+    def commit_growing(self, change: Change, step_bytes: int) -> None:
+        """Commit what must be, and let the file grow for it: deleting needs new pages first, too.
+
+        Raises lmdb.Error or OSError; nothing was applied then.
+        """
+        while True:
+            try:
+                self.commit(change)
+            except IndexFull:
+                wanted = self.map_bytes() + step_bytes
+                self.claim(wanted)
+                self.grow(wanted)
+            else:
+                return
 
     def is_writable(self) -> bool:
         """Whether a transaction can still begin; after a half-written meta page LMDB refuses until reopened."""

@@ -20,7 +20,7 @@ from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST
 from kvtier.tiers.lmdb.creation import refusal, sync_names
 from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, unfinished
-from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index, IndexFull
+from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index
 from kvtier.tiers.lmdb.layout import INDEX_NAME, SLAB_NAME, Header
 from kvtier.tiers.lmdb.lock import StoreLock, WriterState, boot_id
 from kvtier.tiers.lmdb.offline import IO_THREADS, StoreReader, expect_slab
@@ -96,7 +96,7 @@ class Upkeep:
     def commit(self, change: Change) -> None:
         """Apply all rows or none, durably. Raises StoreError if the disk refuses; nothing is changed then."""
         try:
-            self._commit(change)
+            self.index.commit_growing(change, EVICT_RESERVE_BYTES)
         except (OSError, lmdb.Error) as error:
             raise StoreError(str(self.folder), f"nothing was changed: {error}", "Mend that and try again") from error
 
@@ -134,17 +134,6 @@ class Upkeep:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _commit(self, change: Change) -> None:
-        while True:
-            try:
-                self.index.commit(change)
-            except IndexFull:  # deleting needs new pages first
-                wanted = self.index.map_bytes() + EVICT_RESERVE_BYTES
-                self.index.claim(wanted)
-                self.index.grow(wanted)
-            else:
-                return
 
 
 def _state_meanwhile(before: WriterState, header: Header) -> WriterState:

@@ -265,6 +265,8 @@ class BatchWriter:
         owners = self._record(change, moving, new_names)
         self._forget_extents(change, leaving)
         left = self._store.allocator.owners_left_by(leaving) - set(owners.values())
+        if self._store.stock.unknown:
+            left = set()  # the names may belong to records that we cannot read
         change.namespaces.update((ID_KEY.pack(tier_id), None) for tier_id in left)  # epochs come and go for ever
         limit = self._store.generation_limit
         if self._store.generation_next > limit:
