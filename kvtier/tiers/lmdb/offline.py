@@ -6,7 +6,7 @@ Units: bytes, pages of 4096 bytes, milliseconds since 1970.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -275,6 +275,19 @@ class StoreReader:
         except CorruptBlock as error:
             self.note(f"meta {key.decode()}: {error}", ("meta", key))
             return UNKNOWN
+
+
+def header_of(folder: Path) -> Header:
+    """What a store was made as, and how it was last opened. Raises like `StoreReader.open`."""
+    expect_store(folder)
+    stamp, live = stamp_of(folder), has_writer(folder / LOCK_NAME)
+    expect_trust(folder, state_of(folder), state_of(folder).durability, live)
+    expect_access(folder, live)
+    with closing(ForeignIndex(folder, live, stamp)) as index:
+        header = index.header()
+    if header is None:
+        raise unfinished(folder)
+    return header
 
 
 def expect_slab(folder: Path, header: Header) -> None:

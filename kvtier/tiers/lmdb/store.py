@@ -178,6 +178,12 @@ class LmdbTier:
         self._check_usable()
         return self._room.left(length_bytes)
 
+    def fitting(self, strides_bytes: Sequence[int]) -> list[bool]:
+        """Of blocks with slots of these strides (whole pages), in this order, which ones writes would take now without
+        evicting."""
+        self._check_usable()
+        return self._room.fitting([stride // PAGE_BYTES for stride in strides_bytes])
+
     def excess_bytes(self) -> int:
         """How many bytes the filesystem lacks for `min_free`, or the capacity for what is stored, that this tier could
         give: evict whole extents.
