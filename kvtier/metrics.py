@@ -59,6 +59,10 @@ TIER_COUNTERS = (
     "gave_way",  # of these, so that others find the disk space they were promised
     "corrupt",
     "missing",
+    "scrubbed_blocks",  # checked where they lie, for nobody
+    "scrubbed_bytes",
+    "scrubbed_corrupt",  # of these, condemned before anybody asked for them
+    "scrub_passes",  # times that all were checked
     "read_failed",
     "write_failed",
     "no_room",

@@ -40,6 +40,7 @@ def make_engine(
     gpu_max: int = 0,
     device: bool = False,
     in_place: bool = False,
+    scrub_bytes_per_s: int = 0,
 ) -> PolledEngine:
     """An engine with `gpu` usable slots, `host` slots (None: no such tier) and a disk tier if one is given.
 
@@ -85,6 +86,7 @@ def make_engine(
                 high_watermark=high,
                 host_addressable=not (device and index == 0),
                 reads_below=in_place and index == 0,
+                scrub_bytes_per_s=scrub_bytes_per_s if disk_tier else 0,
                 geometry=tier.geometry if index == 0 else None,
                 granules=set(tier.granules_mapped) if index == 0 else set(),
             )

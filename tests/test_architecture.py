@@ -58,6 +58,7 @@ DECIDING_ENGINE = {
     "rates",
     "reservations",
     "resizing",
+    "scrubbing",
     "rewarming",
     "sleeping",
     "tier_memory",

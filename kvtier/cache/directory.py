@@ -104,6 +104,12 @@ class Directory(Names):
         found: list[int] = np.flatnonzero(np.frombuffer(self._state[tier], np.uint8, self._rows) == READY).tolist()
         return found
 
+    def ready_from(self, first: int, tier: int, count: int) -> list[int]:
+        """Up to `count` handles from `first` on with a READY copy in this tier, the lowest ones."""
+        states = np.frombuffer(self._state[tier], np.uint8, self._rows)[first:]
+        found: list[int] = (np.flatnonzero(states == READY)[:count] + first).tolist()
+        return found
+
     def places_in(self, tier: int) -> NDArray[np.uint32]:
         """[copies, 2]: handle and place of all READY copies in this tier."""
         handles = np.array(self.ready_in(tier), np.uint32)

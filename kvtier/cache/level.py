@@ -53,6 +53,7 @@ class Level:
     failures: int = 0  # in a row
     setbacks: int = 0  # stores that failed or found no room, ever
     refused: bool = False  # nothing fits and nothing may leave; until a store succeeds again
+    scrub_bytes_per_s: int = 0  # how fast stored blocks are checked when nobody asked for them; 0: they are not
     starved_until_s: float = 0.0  # a write was just refused for room: evict before the next
 
     @property

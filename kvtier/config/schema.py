@@ -16,6 +16,7 @@ from kvtier.blocks.algorithms import HASHES
 from kvtier.blocks.coding import CODECS, LOSSY, NONE
 from kvtier.blocks.spec import DTYPES, LAYOUTS, SEGMENT_NAMES
 from kvtier.config.fields import (
+    ByteRateOrOff,
     Bytes,
     BytesOrZero,
     Count,
@@ -151,6 +152,7 @@ class LmdbTierConfig(_Tier):
     payload: Annotated[str, one_of("payload", ["slab", "inline"])] = Field(default="slab", examples=["slab"])
     verify: Flag = Field(default=True, examples=["true"])
     codec: Annotated[str, one_of("codec", CODECS)] = Field(default=NONE, examples=["exp4"])
+    scrub_bytes_per_s: ByteRateOrOff = Field(default=0, validation_alias="scrub", examples=["20MiB/s"])
 
 
 # A `codec` that is not said is that of the tier above, if that is lossy: see `config.codecs`.

@@ -53,6 +53,8 @@ def _values(section: Section, where: Where) -> dict[Where, object]:
 
 
 def _spelled(name: str, value: object) -> object:
+    if name.endswith("_bytes_per_s") and isinstance(value, int):
+        return f"{format_bytes(value)}/s" if value else "off"
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     if name.endswith("_s") and not name.endswith("_per_s") and isinstance(value, float):

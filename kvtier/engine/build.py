@@ -286,6 +286,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec], codings
         granules=set(granules),
         low_watermark=config.low_watermark,
         high_watermark=config.high_watermark,
+        scrub_bytes_per_s=config.scrub_bytes_per_s if isinstance(config, LmdbTierConfig) else 0,
     )
 
 

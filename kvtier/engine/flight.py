@@ -57,7 +57,7 @@ class Flight:
         """Make a batch of copies that are placed and held already; the target's sidecar goes along."""
         source, target = lane
         batch = TransferBatch(
-            self._number(),
+            self.number(),
             source,
             target,
             tuple(self._transfer(handle, source, target) for handle in handles),
@@ -69,21 +69,21 @@ class Flight:
 
     def depart_question(self, tier: int) -> TransferBatch:
         """Make a batch of nothing: whoever acknowledges it has looked how the tier is doing."""
-        return self._enter(Underway(TransferBatch(self._number(), tier, tier, ()), (), self.now_s))
+        return self._enter(Underway(TransferBatch(self.number(), tier, tier, ()), (), self.now_s))
 
     def depart_drop(self, tier: int, namespace: int, leaving: Sequence[Leaving]) -> TransferBatch:
         """Make the batch that erases a namespace, and with it the copies `leaving`, from a persistent tier."""
-        batch = TransferBatch(self._number(), tier, tier, (), (), namespace)
+        batch = TransferBatch(self.number(), tier, tier, (), (), namespace)
         return self._enter(Underway(batch, tuple(leaving), self.now_s))
 
     def depart_remap(self, tier: int, remap: Remap) -> TransferBatch:
         """Make the batch that changes a memory tier's granules."""
-        batch = TransferBatch(self._number(), tier, tier, (), remap=remap)
+        batch = TransferBatch(self.number(), tier, tier, (), remap=remap)
         return self._enter(Underway(batch, (), self.now_s))
 
     def depart_capacity(self, tier: int, capacity_bytes: int) -> TransferBatch:
         """Make the batch that lets a persistent tier take so much of its disk."""
-        batch = TransferBatch(self._number(), tier, tier, (), capacity_bytes=capacity_bytes)
+        batch = TransferBatch(self.number(), tier, tier, (), capacity_bytes=capacity_bytes)
         return self._enter(Underway(batch, (), self.now_s))
 
     def arrive(self, done: BatchDone) -> Underway | None:
@@ -137,7 +137,8 @@ class Flight:
             self.rates.departed(lane, underway.bytes, self.now_s)
         return batch
 
-    def _number(self) -> int:
+    def number(self) -> int:
+        """A batch's, which no other has."""
         self._next_id += 1
         return self._next_id
 

@@ -20,6 +20,7 @@ from kvtier.engine.pressure import DiskPressure
 from kvtier.engine.promotion import Promotions
 from kvtier.engine.rates import Rates
 from kvtier.engine.resizing import Resizes
+from kvtier.engine.scrubbing import Scrubs
 from kvtier.engine.sidecar import Sidecars
 from kvtier.engine.sleeping import Sleep
 from kvtier.errors import InvariantError
@@ -52,6 +53,7 @@ class Planner:
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
         self.sleep = Sleep(residency, self.flight, self.promotions, self.demotions, self.resizes)
+        self._scrubs = Scrubs(residency, self.flight, self.promotions, self.breakers, sidecars)
         self.capacities = Capacities(residency, self.flight, self.resizes.ended)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
@@ -79,6 +81,7 @@ class Planner:
         self.sleep.plan()
         batches += self.demotions.batches(now_s)
         batches += self._notes(now_s)
+        batches += self._scrubs.batches(now_s)
         self.resizes.conclude()
         return batches
 
@@ -142,6 +145,8 @@ class Planner:
     def apply(self, done: BatchDone, now_s: float) -> list[int]:
         """Settle a batch. Returns the handles whose way to the top tier ended, well or not."""
         self.flight.now_s = now_s
+        if self._scrubs.settled(done, now_s):
+            return []
         underway = self.flight.arrive(done)
         if underway is None:
             self._residency.counters.add("late_results")
@@ -312,5 +317,5 @@ class Planner:
         times = [level.blocked_until_s for level in self._residency.levels if level.blocked_until_s > now_s]
         waiting = (t for t in self._residency.orders if self._may_note(t, now_s))
         watched = (self._pressure.wake_at_s(), self.sleep.wake_at_s(now_s), self.breakers.wake_at_s())
-        others = [*watched, *map(self._sidecars.due_at_s, waiting)]
+        others = [*watched, self._scrubs.wake_at_s(), *map(self._sidecars.due_at_s, waiting)]
         return min([*times, *(at_s for at_s in others if at_s is not None)], default=None)

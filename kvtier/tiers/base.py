@@ -215,6 +215,18 @@ class SupportsSidecar(Protocol):
 
 
 @runtime_checkable
+class SupportsScrub(Protocol):
+    """A persistent tier whose blocks can be checked where they lie."""
+
+    def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
+        """Read blocks for nobody: DONE if a block's bytes match its checksum, else as `read` would say.
+
+        Any thread; waits for the disk.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsCapacity(Protocol):
     """A persistent tier whose capacity can change while it is open."""
 

@@ -13,6 +13,7 @@ Units: bytes; a place is a page number (offset in the slab / 4096).
 """
 
 import logging
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from kvtier.tiers.lmdb.reader import BlockReader
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.writer import BatchWriter
-from kvtier.types import PAGE_BYTES, Outcome, ReadItem, Status, StoredBlock, WriteBatch
+from kvtier.types import PAGE_BYTES, Outcome, ReadItem, Status, StoredBlock, WriteBatch, page_aligned
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,10 @@ READERS = 4
 
 
 class LmdbTier:
-    """Implements Tier, SupportsScan, SupportsStrides, SupportsCapacity and SupportsDrop. Open with `LmdbTier.open`."""
+    """Implements Tier, SupportsScan, SupportsStrides, SupportsCapacity, SupportsScrub and SupportsDrop.
+
+    Open with `LmdbTier.open`.
+    """
 
     def __init__(
         self, name: str, store: OpenStore, settings: Settings, verify: bool, codings: Codings = UNCODED
@@ -55,6 +59,7 @@ class LmdbTier:
         self._reader = BlockReader(store, verify or settings.payload == "inline", coding)
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max, codings.slot_bytes)
         self._writer = BatchWriter(store, self._room, coding)
+        self._scrubber = BlockReader(store, True, coding)
         self._settings = settings
         self._scanned: StoredBlocks | None = store.stock.blocks.stored()
         store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
@@ -143,6 +148,17 @@ class LmdbTier:
         self._check_usable()
         self._scanned = None
         return self._writer.write(batch)
+
+    def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
+        """Check blocks where they lie, whether or not reads verify. Any thread; waits for the disk."""
+        self._check_usable()
+        memory = memoryview(mmap.mmap(-1, max(PAGE_BYTES, sum(page_aligned(block.length_bytes) for block in blocks))))
+        items, at = [], 0
+        for block in blocks:
+            slot = memory[at : at + page_aligned(block.length_bytes)]
+            items.append(ReadItem(block.key, block.place, block.generation, block.length_bytes, slot))
+            at += len(slot)
+        return self._scrubber.read(items)
 
     def drop(self, namespace: int) -> Outcome:
         """Forget the namespace (engine-local id). DONE also if nothing of it was kept. The writer's thread."""
