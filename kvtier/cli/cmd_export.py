@@ -21,6 +21,7 @@ from kvtier.tiers.bundle.manifest import BundledNamespace, Manifest, digest_of
 from kvtier.tiers.bundle.writing import BundleWriter, Outgoing
 from kvtier.tiers.lmdb.audit import BATCH_BYTES, Verdict
 from kvtier.tiers.lmdb.foreign import Overtaken
+from kvtier.tiers.lmdb.layout import CODEC_NUMBERS
 from kvtier.tiers.lmdb.offline import StoreReader
 from kvtier.tiers.lmdb.outgoing import Block, OutgoingBlocks
 
@@ -94,7 +95,11 @@ async def _write(writer: BundleWriter, reader: StoreReader, blocks: OutgoingBloc
 def _outgoing(reader: StoreReader, block: Block) -> Outgoing:
     record = block.stored.record
     fingerprint, _ = reader.names[record.namespace]
-    return Outgoing(fingerprint, record.key, block.payload, record.generation)
+    coded = record.coded
+    if coded is None:
+        return Outgoing(fingerprint, record.key, block.payload, record.generation)
+    form = CODEC_NUMBERS[coded.codec], coded.raw_bytes, coded.stride_bytes
+    return Outgoing(fingerprint, record.key, block.payload, record.generation, *form)
 
 
 def _show(report: dict[str, Any]) -> None:

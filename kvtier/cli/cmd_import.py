@@ -15,7 +15,7 @@ from typing import Any
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cli.inspect.bar import progress_bar
 from kvtier.cli.inspect.show import size
-from kvtier.cli.store.importing import Imported, Importer, believed
+from kvtier.cli.store.importing import BundledSlots, Imported, Importer, believed
 from kvtier.cli.store.target import tier_of
 from kvtier.config.units import Rejected, parse_bytes
 from kvtier.errors import BundleError, UsageError
@@ -89,11 +89,12 @@ async def _imported(target: Target, bundle: Path, digest: str | None, quiet: boo
     if manifest.block_bytes_max > target.capacity_bytes:
         raise BundleError(str(bundle), "one of its blocks is larger than the store", "Give the store more capacity")
     names = NamespaceTable()
-    opening = partial(_opened, target, manifest, names)
+    slots = BundledSlots()
+    opening = partial(_opened, target, manifest, names, slots)
     with ExitStack() as undo:
         tier = undo.enter_context(opening()) if target.exists else None  # one that is in use is refused at once
         with progress_bar(quiet, reading="checking") as advance:
-            contents = await believed(bundle, manifest, advance)
+            contents = await believed(bundle, manifest, slots, advance)
         if tier is None:
             tier = undo.enter_context(opening())
         with progress_bar(quiet, reading="importing") as advance:
@@ -109,7 +110,7 @@ async def _manifest(bundle: Path, digest: str | None) -> Manifest:
     return manifest
 
 
-def _opened(target: Target, manifest: Manifest, names: NamespaceTable) -> "closing[LmdbTier]":
+def _opened(target: Target, manifest: Manifest, names: NamespaceTable, slots: BundledSlots) -> "closing[LmdbTier]":
     """The store, open for as long as the `with`."""
     return closing(
         LmdbTier.open(
@@ -121,6 +122,7 @@ def _opened(target: Target, manifest: Manifest, names: NamespaceTable) -> "closi
             min_free_bytes=target.min_free_bytes,
             durability=target.durability,
             payload=target.payload,
+            codings=slots,
         )
     )
 

@@ -16,12 +16,15 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from kvtier.blocks.coding import NONE, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.errors import BundleError
+from kvtier.kernels.block_coder import check_head
 from kvtier.tiers.bundle.entry import UNCODED
 from kvtier.tiers.bundle.manifest import Manifest
 from kvtier.tiers.bundle.reading import read_part
 from kvtier.tiers.bundle.scan import Incoming
+from kvtier.tiers.lmdb.layout import CODEC_NAMES
 from kvtier.tiers.lmdb.store import BATCH_BYTES, LmdbTier
 from kvtier.types import PAGE_BYTES, Status, StoreKey, WriteBatch, WriteItem, page_aligned, store_key
 
@@ -47,16 +50,38 @@ class Imported:
     failed: int = 0
 
 
-async def believed(folder: Path, manifest: Manifest, advance: Advance) -> Contents:
-    """Read the whole bundle. Raises BundleError if anything is wrong with it."""
+class BundledSlots(Codings):
+    """The slots that coded blocks had in the store that they come from: they get the same ones again. No block is
+    coded on the way in, nor decoded."""
+
+    def __init__(self) -> None:
+        super().__init__(NONE)
+        self._strides: dict[int, int] = {}  # by the length of the block once it is decoded
+
+    def note(self, block: Incoming) -> None:
+        raw_bytes = block.entry.raw_bytes
+        self._strides[raw_bytes] = max(stride_of(block), self._strides.get(raw_bytes, 0))
+
+    def slot_bytes(self, raw_bytes: int) -> int:
+        return self._strides.get(raw_bytes, page_aligned(raw_bytes))
+
+
+def stride_of(block: Incoming) -> int:
+    """The length of a block's slot."""
+    return max(page_aligned(len(block.frame.payload)), block.entry.stride_pages * PAGE_BYTES)
+
+
+async def believed(folder: Path, manifest: Manifest, slots: BundledSlots, advance: Advance) -> Contents:
+    """Read the whole bundle, and note in `slots` how its blocks lay. Raises BundleError if it is not to be believed."""
     contents = Contents()
     done_bytes = 0
     for part in manifest.parts:
         async for incoming in read_part(folder, manifest, part):
             for block in incoming:
-                if block.entry.codec != UNCODED:
-                    raise BundleError(str(folder), f"it has blocks in codec {block.entry.codec}", "Use a later kvtier")
-                contents.strides_pages.append(page_aligned(len(block.frame.payload)) // PAGE_BYTES)
+                if problem := _coded_problem(block):
+                    raise BundleError(str(folder / part.name), problem, "Use the kvtier that exported it")
+                slots.note(block)
+                contents.strides_pages.append(stride_of(block) // PAGE_BYTES)
                 contents.digests.append(_digest(block.frame.fingerprint + block.frame.key))
                 done_bytes += len(block.frame.payload)
             advance(len(contents.digests), manifest.blocks, done_bytes)
@@ -118,7 +143,7 @@ class Importer:
                     position += 1
                     if not wanted[position - 1]:
                         continue
-                    stride_bytes = page_aligned(len(block.frame.payload))
+                    stride_bytes = stride_of(block)
                     if batch_bytes + stride_bytes > len(self._buffer):
                         yield batch
                         batch, batch_bytes = [], 0
@@ -133,11 +158,12 @@ class Importer:
         items = []
         for block in batch:
             payload = block.frame.payload
-            slot = view[at : at + page_aligned(len(payload))]
+            slot = view[at : at + stride_of(block)]
             slot[: len(payload)] = payload
             slot[len(payload) :] = bytes(len(slot) - len(payload))
             key: StoreKey = store_key(self._ids[block.frame.fingerprint], block.frame.key)
-            items.append(WriteItem(key, len(payload), slot))
+            codec = CODEC_NAMES.get(block.entry.codec, NONE)
+            items.append(WriteItem(key, len(payload), slot, codec=codec))
             at += len(slot)
         return items
 
@@ -148,6 +174,17 @@ class Importer:
             self.found.no_room += 1
         else:
             self.found.failed += 1
+
+
+def _coded_problem(block: Incoming) -> str:
+    """Why a coded block is none that this version stores; empty if it is, or is not coded."""
+    entry = block.entry
+    if entry.codec == UNCODED:
+        return ""
+    if entry.codec not in CODEC_NAMES:
+        return f"it has a block in codec {entry.codec}, and this kvtier knows {sorted(CODEC_NAMES)}"
+    payload = block.frame.payload
+    return check_head(np.frombuffer(payload, np.uint8), CODEC_NAMES[entry.codec], entry.raw_bytes, len(payload))
 
 
 def _digest(name: bytes) -> int:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from kvtier.blocks.codec import Frame, decode
 from kvtier.errors import CorruptBlock
-from kvtier.tiers.bundle.entry import ENTRY_BYTES, Entry, decode_entry
+from kvtier.tiers.bundle.entry import ENTRY_BYTES, UNCODED, Entry, decode_entry
 from kvtier.tiers.bundle.manifest import Manifest, Part
-from kvtier.types import HASH_BYTES_MAX
+from kvtier.types import HASH_BYTES_MAX, PAGE_BYTES, page_aligned
 
 FRAME_HEAD_BYTES_MAX = 68 + HASH_BYTES_MAX
 
@@ -59,6 +59,7 @@ class PartScan:
                 raise CorruptBlock("a block of a namespace that the bundle does not name")
             if not frame.payload:
                 raise CorruptBlock("a block of no bytes")
+            self._expect_slot(entry, len(frame.payload))
             found.append(Incoming(entry, frame))
             self._blocks += 1
             self._payload_bytes += len(frame.payload)
@@ -76,6 +77,11 @@ class PartScan:
             raise CorruptBlock(f"it has {self._blocks} blocks of {self._payload_bytes} bytes, unlike the manifest says")
         if self._digest.digest() != part.sha256:
             raise CorruptBlock("it does not match its digest")
+
+    def _expect_slot(self, entry: Entry, payload_bytes: int) -> None:
+        stride_bytes = entry.stride_pages * PAGE_BYTES
+        if entry.codec != UNCODED and not payload_bytes <= stride_bytes <= page_aligned(self._manifest.block_bytes_max):
+            raise CorruptBlock(f"a coded block of {payload_bytes} bytes in a slot of {stride_bytes}")
 
     def _expect_fits(self, entry: Entry, left_bytes: int) -> None:
         """Before any memory is taken for it."""

@@ -13,7 +13,6 @@ Units: bytes; a place is a page number (offset in the slab / 4096).
 """
 
 import logging
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -31,9 +30,10 @@ from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.opening import open_store
 from kvtier.tiers.lmdb.reader import BlockReader
 from kvtier.tiers.lmdb.room import Room
+from kvtier.tiers.lmdb.scrubber import Scrubber
 from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.writer import BatchWriter
-from kvtier.types import PAGE_BYTES, Outcome, ReadItem, Status, StoredBlock, WriteBatch, page_aligned
+from kvtier.types import PAGE_BYTES, Outcome, ReadItem, Status, StoredBlock, WriteBatch
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class LmdbTier:
         self._reader = BlockReader(store, verify or settings.payload == "inline", coding)
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max, codings.slot_bytes)
         self._writer = BatchWriter(store, self._room, coding)
-        self._scrubber = BlockReader(store, True, coding)
+        self._scrubber = Scrubber(store, coding)
         self._settings = settings
         self._scanned: StoredBlocks | None = store.stock.blocks.stored()
         store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
@@ -152,13 +152,7 @@ class LmdbTier:
     def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
         """Check blocks where they lie, whether or not reads verify. Any thread; waits for the disk."""
         self._check_usable()
-        memory = memoryview(mmap.mmap(-1, max(PAGE_BYTES, sum(page_aligned(block.length_bytes) for block in blocks))))
-        items, at = [], 0
-        for block in blocks:
-            slot = memory[at : at + page_aligned(block.length_bytes)]
-            items.append(ReadItem(block.key, block.place, block.generation, block.length_bytes, slot))
-            at += len(slot)
-        return self._scrubber.read(items)
+        return self._scrubber.scrub(blocks)
 
     def drop(self, namespace: int) -> Outcome:
         """Forget the namespace (engine-local id). DONE also if nothing of it was kept. The writer's thread."""
