@@ -184,6 +184,11 @@ def lying(data: bytes, frame_bytes: int) -> bytes:
     return encode_entry(Entry(frame_bytes)) + data[ENTRY_BYTES:]
 
 
+def out_of_order(folder: Path) -> None:
+    path = folder / "manifest.cbor"
+    path.write_bytes(cbor2.dumps(dict(reversed(cbor2.loads(path.read_bytes()).items()))))
+
+
 HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a flipped byte": (edited(lambda data: data[:3000] + b"!" + data[3001:]), "payload does not match"),
     "another block's bytes": (edited(lambda data: data[:100] + data[5232:5264] + data[132:]), "head is damaged"),
@@ -219,6 +224,7 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: (folder / "manifest.cbor").write_bytes(cbor2.dumps({"a": 1})) and None,
         "not the manifest",
     ),
+    "keys in another order": (out_of_order, "does not match its digest"),
     "one namespace twice": (
         lambda folder: resealed(folder, lambda m: replace(m, namespaces=(*m.namespaces, m.namespaces[0]))),
         "names a namespace twice",

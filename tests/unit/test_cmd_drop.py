@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +18,8 @@ from kvtier.errors import StoreLocked, UsageError
 from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb.folder import state_of
 from kvtier.tiers.lmdb.index import Index
+from kvtier.tiers.lmdb.lock import WriterState, boot_id
+from kvtier.tiers.lmdb.upkeep import Upkeep
 from kvtier.types import Status
 
 TINY, LARGE, OTHER = b"\xaa" * 31 + b"1", b"\xaa" * 31 + b"2", b"\xbb" * 32
@@ -136,6 +139,24 @@ def test_the_store_stays_as_clean_as_it_was(folder: Path, yes: bool) -> None:
             with pytest.raises(UsageError):
                 drop(folder, ["large"])
         assert state_of(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("clean", "durability", "meanwhile"),
+    [(True, "none", "strict"), (True, "batch", "strict"), (False, "none", "none"), (False, "batch", "batch")],
+)
+def test_a_crash_in_between(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, clean: bool, durability: str, meanwhile: str
+) -> None:
+    """A store that was whole would be emptied after a power cut; or one that was not be believed."""
+    lock = folder / "lock"
+    state = json.loads(lock.read_text()) | {"clean": clean, "durability": durability, "boot_id": boot_id()}
+    lock.write_text(json.dumps(state).ljust(255) + "\n")
+    seen = []
+    monkeypatch.setattr(Upkeep, "commit", lambda upkeep, change: seen.append(state_of(folder)))
+    drop(folder, ["large"], yes=True)
+    assert seen == [WriterState(os.getpid(), boot_id(), meanwhile, clean=False)]
+    assert state_of(folder) == WriterState(**state)
 
 
 def test_not_a_store(tmp_path: Path) -> None:

@@ -279,6 +279,18 @@ def test_what_the_store_has_stays(bundle: Path, capsys: pytest.CaptureFixture[st
     assert len(after) == 25
 
 
+def test_nothing_else_reaches_the_disk(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of one block, maybe of another tenant, would lie in the padding of the next."""
+    monkeypatch.setattr(importing, "BATCH_BYTES", 3 * 8192)
+    import_(bundle.with_name("t"), bundle, capacity="4MiB")
+    reader = StoreReader.open(bundle.with_name("t"))
+    slab = (bundle.with_name("t") / "slab").read_bytes()
+    for stored in reader.records():
+        start = reader.offset_of(stored)
+        assert not any(slab[start + stored.record.length_bytes : start + stored.stride_bytes])
+    reader.close()
+
+
 def test_an_interrupted_import_goes_on(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

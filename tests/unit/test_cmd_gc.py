@@ -114,17 +114,17 @@ def test_leftovers_of_crashes(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_what_it_leaves_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Evidence of damage would be swept away, or what a later version wrote."""
-    later, damaged = PLACE_KEY.pack(4, 0), PLACE_KEY.pack(5, 0)
-    rows = {later: _sealed(later, b"\x63..."), damaged: b"?"}
+    later, damaged, nowhere = PLACE_KEY.pack(4, 0), PLACE_KEY.pack(5, 0), PLACE_KEY.pack(6, 0)
+    rows = {later: _sealed(later, b"\x63..."), damaged: b"?", nowhere: _sealed(nowhere, b"\x63...")}
     extents = {ID_KEY.pack(n): encode_extent(n, 4) for n in (4, 5)}
     change(folder, Change(blocks=dict(rows), extents=dict(extents)))
     with (folder / "slab").open("r+b") as slab:
-        slab.truncate(6 * EXTENT_BYTES)
-        os.posix_fallocate(slab.fileno(), 4 * EXTENT_BYTES, 2 * EXTENT_BYTES)
+        slab.truncate(7 * EXTENT_BYTES)
+        os.posix_fallocate(slab.fileno(), 4 * EXTENT_BYTES, 3 * EXTENT_BYTES)
     before = (folder / "slab").stat().st_blocks
     change(folder, Change(namespaces={ID_KEY.pack(1): None}))
     found = swept(capsys, folder)
-    assert (found["unknown_records"], found["damaged_rows"], found["extents"]) == (1, 1, 2)
+    assert (found["unknown_records"], found["damaged_rows"], found["extents"]) == (2, 1, 2)
     assert rows.items() <= rows_of(folder, "blocks").items()
     assert extents.items() <= rows_of(folder, "extents").items()
     assert len(rows_of(folder, "namespaces")) == 1

@@ -17,6 +17,8 @@ from kvtier.tiers.lmdb.layout import (
     HEADER_KEY,
     ID_KEY,
     PLACE_KEY,
+    Coded,
+    Record,
     UnknownVersion,
     _sealed,
     decode_header,
@@ -65,6 +67,12 @@ def test_a_later_record_is_told_from_a_damaged_one() -> None:
         with pytest.raises(Exception, match="check") as caught:
             decode_record(place, bytes(row))
         assert not isinstance(caught.value, UnknownVersion)
+    record = Record(1, key_of(1)[4:], 100, 1, 0, 0, Coded("int8", 200, 4096))
+    row = bytearray(encode_record(place, record))[:-8]
+    assert decode_record(place, _sealed(place, bytes(row))) == record
+    row[3] = 9  # a codec that is not known yet
+    with pytest.raises(UnknownVersion, match="codec 9"):
+        decode_record(place, _sealed(place, bytes(row)))
 
 
 def test_they_outlive_a_cache(tmp_path: Path) -> None:

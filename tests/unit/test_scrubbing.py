@@ -8,6 +8,7 @@ import kvtier
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
 from kvtier.engine.build import level_of, open_tier
+from kvtier.engine.executor import lane_of
 from kvtier.engine.scrubbing import PASS_S
 from kvtier.errors import ConfigError
 from kvtier.testing.dict_tier import DictTier
@@ -169,6 +170,7 @@ def test_it_holds_nobody_up() -> None:
     assert not engine.core.busy
     assert engine.core.stats()["batches_in_flight"] == 0
     assert engine.core.planner.flight.writes(DISK) == 0
+    assert lane_of(engine.tiers, batch) == (DISK, "read"), "beside the thread that writes"
 
 
 # ---------------------------------------------------------------- on a real disk
