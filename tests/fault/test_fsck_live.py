@@ -12,9 +12,13 @@ from tests.fault.test_inspect_live import CHURN, writing
 ROUNDS = 5
 
 
-def test_no_false_alarm(tmp_path: Path) -> None:
+INLINE = CHURN.replace("capacity_bytes=4 << 20", 'capacity_bytes=12 << 20, payload="inline"')
+
+
+@pytest.mark.parametrize("code", [CHURN, INLINE], ids=["slab", "inline"])
+def test_no_false_alarm(tmp_path: Path, code: str) -> None:
     """What a writer is just doing would be called damage, and a sound store be thrown away."""
-    with writing(CHURN, tmp_path / "s") as writer:
+    with writing(code, tmp_path / "s") as writer:
         for _ in range(ROUNDS):
             done = CliRunner().invoke(app, ["fsck", str(tmp_path / "s"), "--json"])
             found = json.loads(done.stdout)

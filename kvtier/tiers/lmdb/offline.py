@@ -10,7 +10,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from kvtier.errors import CorruptBlock, StoreFormatError
+import lmdb
+
+from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.folder import (
     expect_access,
@@ -24,6 +26,7 @@ from kvtier.tiers.lmdb.folder import (
 )
 from kvtier.tiers.lmdb.foreign import ForeignIndex, RowSource
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore
+from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
     ID_KEY,
@@ -31,6 +34,7 @@ from kvtier.tiers.lmdb.layout import (
     INLINE_FORMAT_VERSION,
     LOCK_NAME,
     NAMESPACE_KEY,
+    PAYLOAD_NAME,
     PLACE_KEY,
     SLAB_NAME,
     Header,
@@ -68,7 +72,7 @@ class StoreReader:
     out to be damaged, or went away.
     """
 
-    def __init__(self, index: RowSource, slab: Slab, header: Header, state: WriterState) -> None:
+    def __init__(self, index: RowSource, slab: Slab | InlineSlab, header: Header, state: WriterState) -> None:
         self.folder = index.folder
         self.live = index.live
         self.header = header
@@ -105,10 +109,10 @@ class StoreReader:
                 raise unfinished(folder)
             if header is None:
                 raise DamagedStore(str(folder), "the index has no header", DAMAGE_REMEDY)
-            expect_slab(folder, header)
+            expect_payload(folder, header)
             if not state.pid:
                 expect_trust(folder, state, header.durability, live)
-            slab = Slab(BlockFile.open_readonly(folder / SLAB_NAME), IO_THREADS)
+            slab = _open_payload(folder, header, live)
             undo.pop_all()
             return cls(index, slab, header, state)
 
@@ -220,7 +224,7 @@ class StoreReader:
 
     def disk_bytes(self) -> dict[str, int]:
         """Disk space that slab and index take."""
-        paths = {"slab": self.folder / SLAB_NAME, "index": self.folder / INDEX_NAME / DATA_NAME}
+        paths = {"slab": payload_path(self.folder, self.header), "index": self.folder / INDEX_NAME / DATA_NAME}
         return {name: path.stat().st_blocks * 512 for name, path in paths.items()}
 
     def note(self, finding: str, row: tuple[str, bytes] | None = None) -> None:
@@ -290,11 +294,25 @@ def header_of(folder: Path) -> Header:
     return header
 
 
-def expect_slab(folder: Path, header: Header) -> None:
-    """Raises StoreError if the store's payloads are not in a slab file."""
-    if header.format == INLINE_FORMAT_VERSION:
-        raise StoreFormatError(
-            str(folder), "its payloads are inline, and this looks into slabs only", "Open it with a cache"
-        )
-    if not (folder / SLAB_NAME).is_file():
+def payload_path(folder: Path, header: Header) -> Path:
+    """The file that the blocks' bytes are in."""
+    return folder / PAYLOAD_NAME / DATA_NAME if header.format == INLINE_FORMAT_VERSION else folder / SLAB_NAME
+
+
+def expect_payload(folder: Path, header: Header) -> None:
+    """Raises DamagedStore if there is no such file."""
+    if not payload_path(folder, header).is_file():
         raise DamagedStore(str(folder), "there is an index and no slab", DAMAGE_REMEDY)
+
+
+def _open_payload(folder: Path, header: Header, live: bool) -> Slab | InlineSlab:
+    if header.format != INLINE_FORMAT_VERSION:
+        return Slab(BlockFile.open_readonly(folder / SLAB_NAME), IO_THREADS)
+    try:
+        return InlineSlab.open_readonly(folder / PAYLOAD_NAME, live)
+    except (CorruptBlock, lmdb.Error) as error:
+        raise payload_unreadable(folder, error) from error
+
+
+def payload_unreadable(folder: Path, error: Exception) -> DamagedStore:
+    return DamagedStore(str(folder), f"the payloads cannot be read: {error}", DAMAGE_REMEDY)
