@@ -21,8 +21,8 @@ from kvtier.config.units import Rejected, parse_bytes
 from kvtier.errors import BundleError, UsageError
 from kvtier.tiers.bundle.manifest import Manifest, digest_of
 from kvtier.tiers.bundle.reading import read_manifest
+from kvtier.tiers.lmdb.foreign import header_of
 from kvtier.tiers.lmdb.layout import FORMATS, LOCK_NAME
-from kvtier.tiers.lmdb.offline import header_of
 from kvtier.tiers.lmdb.store import LmdbTier
 
 DONE, FINDINGS = 0, 1

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvtier.tiers.lmdb.audit import Audit, Audited, Verdict
+from kvtier.tiers.lmdb.budget import FILESYSTEM_SHARE
 from kvtier.tiers.lmdb.layout import GENERATION_KEY, ID_KEY, NAMESPACE_KEY
 from kvtier.tiers.lmdb.offline import UNKNOWN, StoredRecord, StoreReader
+from kvtier.tiers.lmdb.slab import Slab
 from kvtier.tiers.lmdb.superseded import Superseded
 
 BAD = (Verdict.CORRUPT, Verdict.UNREADABLE)
@@ -40,10 +42,6 @@ class Examined:
     leftovers: Leftovers = field(default_factory=Leftovers)
     generation_newest: int = 0
     namespace_newest: int = 0
-
-    @property
-    def is_sound(self) -> bool:
-        return not self.bad
 
 
 class Examination:
@@ -113,5 +111,7 @@ class Examination:
         left.empty_extents = len(extents - self._extents_used - reader.unknown_extents)
         if not reader.unknown_records:  # any namespace may be theirs
             left.empty_namespaces = len(namespaces.keys() - self._namespaces_used)
-        lent_bytes = len(extents) * reader.header.extent_bytes
-        left.unlent_bytes = max(0, reader.disk_bytes()["slab"] - lent_bytes)
+        if isinstance(reader.slab, Slab):  # a table takes what it takes
+            lent_bytes = len(extents) * reader.header.extent_bytes
+            allowed_bytes = lent_bytes + lent_bytes // FILESYSTEM_SHARE  # the filesystem's own map of it
+            left.unlent_bytes = max(0, reader.disk_bytes()["slab"] - allowed_bytes)

@@ -6,7 +6,7 @@ moments only; with none it is not, and Overtaken is raised as soon as a writer c
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -14,9 +14,18 @@ from typing import Protocol
 import lmdb
 
 from kvtier.errors import StoreError
-from kvtier.tiers.lmdb.folder import identity_of, stamp_of
+from kvtier.tiers.lmdb.folder import (
+    expect_access,
+    expect_store,
+    expect_trust,
+    has_writer,
+    identity_of,
+    stamp_of,
+    state_of,
+    unfinished,
+)
 from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DamagedStore, Index
-from kvtier.tiers.lmdb.layout import INDEX_NAME, Header
+from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, Header
 from kvtier.tiers.lmdb.opening import read_header
 
 
@@ -41,6 +50,20 @@ class RowSource(Protocol):
     def expect_undisturbed(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def header_of(folder: Path) -> Header:
+    """What a store was made as, and how it was last opened. Raises StoreError or OSError."""
+    expect_store(folder)
+    stamp, live = stamp_of(folder), has_writer(folder / LOCK_NAME)
+    state = state_of(folder)
+    expect_trust(folder, state, state.durability, live)
+    expect_access(folder, live)
+    with closing(ForeignIndex(folder, live, stamp)) as index:
+        header = index.header()
+    if header is None:
+        raise unfinished(folder)
+    return header
 
 
 class ForeignIndex:

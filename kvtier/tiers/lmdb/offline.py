@@ -6,14 +6,11 @@ Units: bytes, pages of 4096 bytes, milliseconds since 1970.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import lmdb
-
 from kvtier.errors import CorruptBlock
-from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.folder import (
     expect_access,
     expect_store,
@@ -31,10 +28,8 @@ from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
     ID_KEY,
     INDEX_NAME,
-    INLINE_FORMAT_VERSION,
     LOCK_NAME,
     NAMESPACE_KEY,
-    PAYLOAD_NAME,
     PLACE_KEY,
     SLAB_NAME,
     Header,
@@ -47,10 +42,10 @@ from kvtier.tiers.lmdb.layout import (
     encode_record,
 )
 from kvtier.tiers.lmdb.lock import WriterState
+from kvtier.tiers.lmdb.payloads import open_to_look, payload_path
 from kvtier.tiers.lmdb.slab import Slab
 from kvtier.types import PAGE_BYTES
 
-IO_THREADS = 2  # one reads while the other makes checksums; a look must not crowd out the writer
 FINDINGS_KEPT = 1000
 UNKNOWN = 2**64  # a limit that could not be read: above every id
 
@@ -109,10 +104,9 @@ class StoreReader:
                 raise unfinished(folder)
             if header is None:
                 raise DamagedStore(str(folder), "the index has no header", DAMAGE_REMEDY)
-            expect_payload(folder, header)
             if not state.pid:
                 expect_trust(folder, state, header.durability, live)
-            slab = _open_payload(folder, header, live)
+            slab = open_to_look(folder, header, live)
             undo.pop_all()
             return cls(index, slab, header, state)
 
@@ -279,40 +273,3 @@ class StoreReader:
         except CorruptBlock as error:
             self.note(f"meta {key.decode()}: {error}", ("meta", key))
             return UNKNOWN
-
-
-def header_of(folder: Path) -> Header:
-    """What a store was made as, and how it was last opened. Raises like `StoreReader.open`."""
-    expect_store(folder)
-    stamp, live = stamp_of(folder), has_writer(folder / LOCK_NAME)
-    expect_trust(folder, state_of(folder), state_of(folder).durability, live)
-    expect_access(folder, live)
-    with closing(ForeignIndex(folder, live, stamp)) as index:
-        header = index.header()
-    if header is None:
-        raise unfinished(folder)
-    return header
-
-
-def payload_path(folder: Path, header: Header) -> Path:
-    """The file that the blocks' bytes are in."""
-    return folder / PAYLOAD_NAME / DATA_NAME if header.format == INLINE_FORMAT_VERSION else folder / SLAB_NAME
-
-
-def expect_payload(folder: Path, header: Header) -> None:
-    """Raises DamagedStore if there is no such file."""
-    if not payload_path(folder, header).is_file():
-        raise DamagedStore(str(folder), "there is an index and no slab", DAMAGE_REMEDY)
-
-
-def _open_payload(folder: Path, header: Header, live: bool) -> Slab | InlineSlab:
-    if header.format != INLINE_FORMAT_VERSION:
-        return Slab(BlockFile.open_readonly(folder / SLAB_NAME), IO_THREADS)
-    try:
-        return InlineSlab.open_readonly(folder / PAYLOAD_NAME, live)
-    except (CorruptBlock, lmdb.Error) as error:
-        raise payload_unreadable(folder, error) from error
-
-
-def payload_unreadable(folder: Path, error: Exception) -> DamagedStore:
-    return DamagedStore(str(folder), f"the payloads cannot be read: {error}", DAMAGE_REMEDY)

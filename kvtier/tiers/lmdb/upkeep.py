@@ -15,22 +15,21 @@ from pathlib import Path
 
 import lmdb
 
-from kvtier.errors import CorruptBlock, StoreError
-from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.errors import StoreError
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST
 from kvtier.tiers.lmdb.creation import refusal, sync_names
 from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, unfinished
 from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index
 from kvtier.tiers.lmdb.inline import InlineSlab
-from kvtier.tiers.lmdb.layout import INDEX_NAME, INLINE_FORMAT_VERSION, PAYLOAD_NAME, SLAB_NAME, Header
+from kvtier.tiers.lmdb.layout import INDEX_NAME, Header
 from kvtier.tiers.lmdb.lock import StoreLock, WriterState, boot_id
-from kvtier.tiers.lmdb.offline import IO_THREADS, StoreReader, expect_payload, payload_path, payload_unreadable
+from kvtier.tiers.lmdb.offline import StoreReader
 from kvtier.tiers.lmdb.opening import read_header
+from kvtier.tiers.lmdb.payloads import open_to_mend
 from kvtier.tiers.lmdb.slab import Slab
 from kvtier.types import page_aligned
 
 DURABILITY = "strict"
-INLINE_SPARE_BYTES = 1 << 20
 FRESH_NAME = "data.mdb.new"
 
 
@@ -86,8 +85,7 @@ class Upkeep:
                     raise unfinished(folder)
                 if not lock.before.pid:
                     expect_trust(folder, lock.before, header.durability, live=False)
-                expect_payload(folder, header)
-                slab = _open_payload(folder, header)
+                slab = open_to_mend(folder, header, DURABILITY)
                 undo.callback(slab.close)
                 lock.write_state(_state_meanwhile(lock.before, header))
                 undo.pop_all()
@@ -142,17 +140,6 @@ def _state_meanwhile(before: WriterState, header: Header) -> WriterState:
     """If we die, the store is as good as it was: what a clean one held was synced, and what we commit is, too."""
     durability = DURABILITY if before.clean else before.durability or header.durability
     return replace(before, pid=os.getpid(), boot_id=boot_id(), durability=durability, clean=False)
-
-
-def _open_payload(folder: Path, header: Header) -> Slab | InlineSlab:
-    if header.format != INLINE_FORMAT_VERSION:
-        return Slab(BlockFile.open(folder / SLAB_NAME), IO_THREADS)
-    held_bytes = payload_path(folder, header).stat().st_size
-    map_bytes = page_aligned(held_bytes + held_bytes // 2) + INLINE_SPARE_BYTES  # deleting needs new pages first
-    try:
-        return InlineSlab.open(folder / PAYLOAD_NAME, DURABILITY, map_bytes)
-    except (CorruptBlock, lmdb.Error) as error:
-        raise payload_unreadable(folder, error) from error
 
 
 def _map_bytes(data: Path) -> int:
