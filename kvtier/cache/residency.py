@@ -48,6 +48,7 @@ class Residency:
         self.journal = Journal()
         self.ranks = Ranks(
             self.directory,
+            self._size_class,
             lambda tier: int(pin_quota * levels[tier].blocks_max),
             lambda tier: counters.add_tier(tier, "pins_refused"),
         )
@@ -103,16 +104,17 @@ class Residency:
         self.retire_ghosts(level.policy)
 
     def _enter(self, handle: int, tier: int) -> None:
-        level, directory = self.levels[tier], self.directory
-        policy = level.policy
+        policy, directory = self.levels[tier].policy, self.directory
         access = Access.MOVED if directory.was_reused(handle) else Access.FILL
-        size_class = level.size_class_at(directory.place(handle, tier), directory.length_bytes(handle))
-        policy.touch([handle], access, size_class)
+        policy.touch([handle], access, self._size_class(handle, tier))
         self.ranks.entered([handle], tier)
         self.retire_ghosts(policy)
         for above in range(tier):
             if self.directory.is_ready(handle, above):
                 self.directory.move(handle, above, Move.DEMOTED)
+
+    def _size_class(self, handle: int, tier: int) -> int:
+        return self.levels[tier].size_class_at(self.directory.place(handle, tier), self.directory.length_bytes(handle))
 
     def touch(self, handles: Sequence[int], access: Access) -> None:
         """A request used these blocks (deepest first): tell the policy of every tier that has a copy."""
