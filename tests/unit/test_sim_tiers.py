@@ -131,6 +131,15 @@ def test_the_governor_is_the_products() -> None:
     assert report_of(trace, replayed(trace, fast)).declined_tokens == 0
 
 
+@pytest.mark.parametrize(("quota", "kept"), [(0.5, 8), (0.0, 0)])
+def test_pins_are_bounded_as_configured(quota: float, kept: int) -> None:
+    """Pins in the simulator's core end elsewhere than in a cache of the same YAML."""
+    core = replayed(trace_of((0.0, range(10))), setup_of(config_of(gpu(17), pin_quota=quota))).core
+    for handle in [*core.residency.directory.handles()]:
+        core.residency.ranks.claim(core.residency.directory.key(handle), 1)
+    assert core.residency.ranks.kept(0) == kept
+
+
 def test_deadlines_are_heeded() -> None:
     """Time jumps from event to event, over the moment at which a request had enough of waiting for a load."""
     others = [(10 * n, range(100 * n, 100 * n + 6)) for n in range(1, 9)]
