@@ -319,6 +319,24 @@ def test_the_reports_figures_fit_together() -> None:
     assert (report.policy, report.optimum_hit_rate) == ("lru", None)
 
 
+WEAR_BYTES_PER_S = 4000
+
+
+def test_admission_and_wear_are_those_of_the_file() -> None:
+    """A budget is tried out, and the figures are those of a disk without one."""
+    trace = conversations(3, 300, 0.2)
+    wear, found = {"per_day": WEAR_BYTES_PER_S * 86_400, "burst": "10s"}, {}
+    for name, disk in [("none", {}), ("rule", {"admission": "second_access"}), ("wear", {"wear": wear})]:
+        replay = replayed(trace, setup_of(config_of(gpu(16), host(32), LMDB | disk)))
+        found[name] = report_of(trace, replay).tiers[-1]
+        assert replay.core.check() == []
+    assert found["none"].not_admitted == 0
+    for name in ("rule", "wear"):
+        assert found[name].not_admitted > 0
+        assert 0 < found[name].written_bytes < found["none"].written_bytes
+    assert found["wear"].written_bytes <= WEAR_BYTES_PER_S * (10 + replay.clock.now()) + BLOCK_BYTES
+
+
 def test_quantiles_are_values_that_occurred() -> None:
     """The median of a hundred requests is the first or the last one."""
     trace = trace_of(*[(FAR * n, range(100 * n, 100 * n + n)) for n in range(1, 101)], tail=1)
