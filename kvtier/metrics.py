@@ -55,6 +55,7 @@ TIER_COUNTERS = (
     "written_bytes",
     "reclaimed",  # clean copies whose slot was reused
     "dropped_dirty",  # only copies whose slot was reused
+    "not_kept",  # of blocks that the tier below had refused
     "evicted",
     "gave_way",  # of these, so that others find the disk space they were promised
     "corrupt",
@@ -66,6 +67,8 @@ TIER_COUNTERS = (
     "read_failed",
     "write_failed",
     "no_room",
+    "not_admitted",  # blocks refused by its admission or its wear budget, each time
+    "over_budget_bytes",  # written for a flush though the wear budget was used up
     "late",  # transfers into this tier whose block nobody wanted any more when they ended
     "quarantined",  # slots kept out of use until the end of a transfer or a lease that was overtaken
     "breaker_opened",  # times it was left alone because it failed or hung

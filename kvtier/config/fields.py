@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
 from kvtier.config.units import Rejected, bounded_seconds, parse_bytes, parse_fraction, parse_rate, parse_seconds
+from kvtier.config.wear import WearConfig, parse_wear
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 
@@ -217,5 +218,6 @@ MaybeRate = Annotated[float | None, BeforeValidator(_or_none(parse_rate))]
 MaybeCount = Annotated[int | None, BeforeValidator(_or_none(_count(1)))]
 MaybeText = Annotated[str | None, BeforeValidator(_or_none(_text))]
 MaybePath = Annotated[Path | None, BeforeValidator(_or_none(_path))]
+MaybeWear = Annotated[WearConfig | None, BeforeValidator(parse_wear)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Device = Annotated[str, BeforeValidator(_device)]

@@ -56,13 +56,15 @@ class Flight:
     ) -> TransferBatch:
         """Make a batch of copies that are placed and held already; the target's sidecar goes along."""
         source, target = lane
+        transfers = tuple(self._transfer(handle, source, target) for handle in handles)
+        writing_bytes = self.writing_bytes(target) + sum(transfer.length_bytes for transfer in transfers)
         batch = TransferBatch(
             self.number(),
             source,
             target,
-            tuple(self._transfer(handle, source, target) for handle in handles),
+            transfers,
             tuple(self._eviction(copy.handle, target) for copy in leaving),
-            sidecar=self._sidecars.rows(target),
+            sidecar=self._sidecars.rows(target, self.now_s, writing_bytes),
             parts=parts,
         )
         return self._enter(Underway(batch, tuple(leaving), self.now_s))
@@ -124,6 +126,10 @@ class Flight:
     def writes(self, tier: int) -> int:
         """Batches under way into this tier."""
         return sum(count for (_, target), count in self.batches.items() if target == tier)
+
+    def writing_bytes(self, tier: int) -> int:
+        """Bytes of blocks under way into this tier."""
+        return sum(length_bytes for (_, target), length_bytes in self.bytes.items() if target == tier)
 
     def _enter(self, underway: Underway) -> TransferBatch:
         batch = underway.batch

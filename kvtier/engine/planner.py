@@ -49,7 +49,7 @@ class Planner:
         self.flight = Flight(residency, sidecars, rates)
         self.promotions = Promotions(residency, self.flight, parts)
         self.breakers = Breakers(residency, self.flight, self.promotions)
-        self.demotions = Demotions(residency, self.flight, queue_bytes)
+        self.demotions = Demotions(residency, self.flight, sidecars.wear, queue_bytes)
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
         self.sleep = Sleep(residency, self.flight, self.promotions, self.demotions, self.resizes)
@@ -72,6 +72,7 @@ class Planner:
     def plan(self, now_s: float) -> list[TransferBatch]:
         """Everything that should move now. Each batch must be answered by exactly one `apply`."""
         self.flight.now_s = now_s
+        self._sidecars.wear.look(now_s)
         batches = self.promotions.batches()
         while self._drops:
             batches += self._drop_batches(*self._drops.popleft())
@@ -297,7 +298,7 @@ class Planner:
 
     # ------------------------------------------------------------ asked
 
-    def stats(self, tier: int) -> dict[str, int | str | None]:
+    def stats(self, tier: int) -> dict[str, int | float | str | None]:
         """How a tier is doing: what is queued for it, how fast it was read lately, and whether it is left alone."""
         lanes = [lane for lane in self.flight.bytes if tier in lane]
         up = self.promotions.path(tier)[:1]
@@ -305,9 +306,10 @@ class Planner:
         return {
             "circuit": self.breakers.circuit(tier).value,
             "reading_bytes": sum(self.flight.bytes[lane] for lane in lanes if lane[0] == tier),
-            "writing_bytes": sum(self.flight.bytes[lane] for lane in lanes if lane[1] == tier),
+            "writing_bytes": (writing_bytes := self.flight.writing_bytes(tier)),
             "waiting_bytes": sum(self.promotions.waiting_bytes((tier, target)) for target in range(tier)),
             "load_bytes_per_s": None if not seconds else int(1 / seconds),
+            **self._sidecars.wear.stats(tier, self.flight.now_s, writing_bytes),
         }
 
     # ------------------------------------------------------------ time

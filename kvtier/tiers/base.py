@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from kvtier.allocator.vmm import Geometry
 from kvtier.blocks.coding import Codings
+from kvtier.policies.wear import Written
 from kvtier.types import LayerPart, Outcome, ReadItem, Remap, StoredBlock, WriteBatch
 
 
@@ -202,6 +203,15 @@ class SupportsStrides(Protocol):
 
     def stride_bytes_at(self, place: int) -> int:
         """What the block at this place takes, padding included; 0 where there is none. Thread-safe, no I/O."""
+        ...
+
+
+@runtime_checkable
+class SupportsMeter(Protocol):
+    """A persistent tier that counts what it gives its disk."""
+
+    def written(self) -> Written:
+        """Since it was opened, index included. Thread-safe, no I/O."""
         ...
 
 

@@ -15,6 +15,7 @@ from kvtier.blocks import plain_cbor
 from kvtier.cli.inspect.notes import read_notes
 from kvtier.cli.inspect.pace import Pace
 from kvtier.cli.inspect.tally import Tally
+from kvtier.cli.inspect.wear import wear_of
 from kvtier.tiers.lmdb.audit import BATCH_BYTES, Audit, Audited, Verdict
 from kvtier.tiers.lmdb.offline import UNKNOWN, StoreReader
 from kvtier.types import PAGE_BYTES
@@ -105,6 +106,7 @@ def describe(reader: StoreReader, look: Look, progress: Progress) -> dict[str, A
         "size_classes": _size_classes(reader, tally),
         "policy": notes.policy,
         "counters": notes.counters,
+        "wear": wear_of(notes.wear, reader.folder, now_ms),
         "verify": _verify(look, checked),
         "condemned": notes.condemned + checked.condemned,
         "condemned_left_out": checked.bad - len(checked.condemned),

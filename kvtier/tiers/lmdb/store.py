@@ -22,6 +22,7 @@ from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.stored import StoredBlocks
 from kvtier.errors import ClosedError, ConfigError
+from kvtier.policies.wear import Written
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.coding import BlockCoding
@@ -215,6 +216,10 @@ class LmdbTier:
     def used_bytes(self) -> int:
         """Bytes of the slots that hold blocks. Any thread, no I/O."""
         return self._store.allocator.used_pages * PAGE_BYTES
+
+    def written(self) -> Written:
+        """What the disk was given since the store was opened. Any thread, no I/O."""
+        return self._writer.meter.written()
 
     def check(self) -> list[str]:
         """Recount slots and compare them with the index; an empty list means that all is well. Reads the index."""
