@@ -1,9 +1,11 @@
 """What hints bring, over how many requests have one, how many are wrong, and how wrong their times are. Plots it.
 
 python benchmarks/hints.py CONVERSATION.jsonl.xz [AGENTS.jsonl.xz] [--plot docs/images/hints.png] [--processes 2]
+python benchmarks/hints.py CONVERSATION.jsonl.xz --false-ends
 
 Each figure is the share of the gap between the better of LRU and ARC, without hints, and Belady's bound that is
-closed, in one tier. Hints are made of the trace's own future, as `kvtier simulate --hints` makes them.
+closed, in one tier; with --false-ends also the prefix tokens that these cost. Hints are made of the trace's own future,
+as `kvtier simulate --hints` makes them.
 """
 
 import argparse
@@ -32,8 +34,12 @@ def main() -> None:
     parser.add_argument("agents", type=pathlib.Path, nargs="?")
     parser.add_argument("--plot", type=pathlib.Path)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--false-ends", action="store_true", help="only what it costs to call some ended that go on")
     options = parser.parse_args()
     talks = read_trace(options.conversation)
+    if options.false_ends:
+        show_false_ends(talks, options.processes)
+        return
     ends = [(f"{name} {share} %", name, share) for share in (2, 10) for name in POLICIES]
     panels: list[Panel] = []
     for title, label, xs, field in (
@@ -59,6 +65,22 @@ def shown(panel: Panel) -> Panel:
     for name, closed in lines.items():
         print(f"{name:20}" + "".join(f"{value:8.1f}" for value in closed), flush=True)
     return panel
+
+
+def show_false_ends(trace: Trace, processes: int) -> None:
+    """An end is said of a tenth of the turns of sessions that go on, and of all that end."""
+    right, false = Hints("ends"), Hints("ends", false_ends=0.1)
+    for share in (2, 5, 10):
+        blocks = trace.unique_blocks * share // 100
+        bounds = [FlatJob(policy, blocks, "request") for policy in ("lru", "arc", "belady")]
+        jobs = [FlatJob(policy, blocks, "request", hint) for policy in POLICIES for hint in (right, false)]
+        runs = run_all(trace, [*bounds, *jobs], lambda requests: None, processes)
+        lru, arc, belady, *hinted = (run.found.prefix_tokens for run in runs)
+        without = max(lru, arc)
+        for policy, told, mistold in zip(POLICIES, hinted[::2], hinted[1::2], strict=True):
+            closed = ", ".join(f"{100 * (tokens - without) / (belady - without):.1f}" for tokens in (told, mistold))
+            lost = 100 * (told - mistold) / told
+            print(f"{share:3} % {policy:12} gap closed {closed} %; lost {lost:.1f} % of the prefix tokens", flush=True)
 
 
 def series(trace: Trace, lines: Sequence[tuple[str, str, int]], hints: Sequence[Hints], processes: int) -> Series:

@@ -50,6 +50,16 @@ class StoreFormatError(StoreError):
     """The folder holds something that is not a store of a format this version reads."""
 
 
+class BundleError(KvtierError):
+    """A bundle that cannot be written, read or believed. `path` is its folder, or the file of it that is wrong."""
+
+    def __init__(self, path: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {problem}. {remedy}")
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+
+
 class CorruptBlock(KvtierError):
     """Stored bytes do not match their checksum or their envelope. The engine turns it into a miss."""
 

@@ -17,6 +17,7 @@ class Reason(Enum):
 
     RECLAIMED = "reclaimed"  # its slot was needed; a copy below remained
     DROPPED_DIRTY = "dropped_dirty"  # its slot was needed at once and it was the only copy
+    NOT_KEPT = "not_kept"  # its slot was needed, it was the only copy, and the tier below had refused it
     EVICTED = "evicted"  # the lowest tier was full
     CONDEMNED = "condemned"  # its stored bytes failed their checksum
     LOST = "lost"  # the tier did not find it any more

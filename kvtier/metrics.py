@@ -55,13 +55,20 @@ TIER_COUNTERS = (
     "written_bytes",
     "reclaimed",  # clean copies whose slot was reused
     "dropped_dirty",  # only copies whose slot was reused
+    "not_kept",  # of blocks that the tier below had refused
     "evicted",
     "gave_way",  # of these, so that others find the disk space they were promised
     "corrupt",
     "missing",
+    "scrubbed_blocks",  # checked where they lie, for nobody
+    "scrubbed_bytes",
+    "scrubbed_corrupt",  # of these, condemned before anybody asked for them
+    "scrub_passes",  # times that all were checked
     "read_failed",
     "write_failed",
     "no_room",
+    "not_admitted",  # blocks refused by its admission or its wear budget, each time
+    "over_budget_bytes",  # written for a flush though the wear budget was used up
     "late",  # transfers into this tier whose block nobody wanted any more when they ended
     "quarantined",  # slots kept out of use until the end of a transfer or a lease that was overtaken
     "breaker_opened",  # times it was left alone because it failed or hung

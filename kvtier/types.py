@@ -235,8 +235,7 @@ class TransferBatch:
 
     `evict` and `sidecar` belong to the target tier's transaction. With `source == target` nothing moves: the batch
     evicts, writes the sidecar, drops the namespace `drop` (an engine-local id), changes a tier's memory, or how much of
-    its disk a persistent tier may take.
-    evicts, writes the sidecar, drops the namespace `drop` (an engine-local id), or changes a tier's memory.
+    its disk a persistent tier may take; or checks the copies in `scrub` where they lie.
     With `parts` somebody wants to hear when the copies are enqueued, and to wait for these parts one by one.
     """
 
@@ -250,19 +249,20 @@ class TransferBatch:
     remap: Remap | None = None
     capacity_bytes: int | None = None
     parts: tuple[LayerPart, ...] = ()
+    scrub: tuple[Transfer, ...] = ()
 
     @property
     def outcomes(self) -> int:
         """How many outcomes its acknowledgement has."""
         if self.drop is not None or self.remap is not None or self.capacity_bytes is not None:
             return 1
-        return len(self.transfers) + len(self.evict) + bool(self.sidecar)
+        return len(self.transfers) + len(self.evict) + len(self.scrub) + bool(self.sidecar)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
     """The terminal acknowledgement of a batch: one outcome per transfer, one per eviction, one for a sidecar that is
-    not empty; or one for the drop, the remap or the capacity."""
+    not empty; or one for the drop, the remap or the capacity; or one per copy that was scrubbed."""
 
     batch_id: int
     outcomes: tuple[Outcome, ...]

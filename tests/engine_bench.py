@@ -8,6 +8,7 @@ from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease
 from kvtier.cache.level import Level, Room
 from kvtier.policies import POLICIES
+from kvtier.policies.gate import Gate
 from kvtier.testing.dict_tier import DictTier
 from kvtier.testing.polled import PolledEngine
 from kvtier.tiers.gpu import GpuTier
@@ -40,11 +41,14 @@ def make_engine(
     gpu_max: int = 0,
     device: bool = False,
     in_place: bool = False,
+    scrub_bytes_per_s: int = 0,
+    gate: Gate | None = None,
 ) -> PolledEngine:
     """An engine with `gpu` usable slots, `host` slots (None: no such tier) and a disk tier if one is given.
 
     A slot of the gpu tier is a granule; it may grow to `gpu_max` usable ones. device: the core takes it for one on a
     device, which no disk reads into, and which has streams. in_place: host memory is read where it is.
+    gate: of the lowest tier.
     """
     model = model or tiny_model()
     low, high = watermarks
@@ -85,10 +89,12 @@ def make_engine(
                 high_watermark=high,
                 host_addressable=not (device and index == 0),
                 reads_below=in_place and index == 0,
+                scrub_bytes_per_s=scrub_bytes_per_s if disk_tier else 0,
                 geometry=tier.geometry if index == 0 else None,
                 granules=set(tier.granules_mapped) if index == 0 else set(),
             )
         )
+    levels[-1].gate = gate
     levels[0].slots.withdraw(range(gpu + 1, tiers[0].geometry.slots))
     engine = PolledEngine(model, tiers, levels)
     assert engine.core.residency.levels[0].slots.slots_free == gpu

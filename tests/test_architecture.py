@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 DECIDING = {"blocks", "allocator", "kernels", "policies", "cache"}
 DECIDING_ENGINE = {
+    "admitting",
     "answers",
     "backpressure",
     "breaker",
@@ -58,11 +59,13 @@ DECIDING_ENGINE = {
     "rates",
     "reservations",
     "resizing",
+    "scrubbing",
     "rewarming",
     "sleeping",
     "tier_memory",
     "sidecar",
     "traced",
+    "wear",
 }
 WAITING = {"time", "threading", "asyncio", "concurrent", "subprocess", "socket", "queue"}
 HEAVY = {

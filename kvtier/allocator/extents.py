@@ -179,6 +179,13 @@ class ExtentAllocator:
         self._count_taken(extent, len(owners))
         self.used_pages += len(owners) * stride_pages
 
+    def block(self, extent: int, stride_pages: int, slots: Sequence[int]) -> None:
+        """Take slots out of use for good, in an extent that is or is not adopted: they hold what we cannot read."""
+        if extent not in self._extents:
+            self._add(extent, stride_pages)
+        np.frombuffer(self._extents[extent].taken, np.uint8)[slots] = 1
+        self._count_taken(extent, len(slots))
+
     def give_back(self, places: Iterable[int]) -> list[int]:
         """These slots are free again. Returns the extents that became empty and are lent no longer."""
         touched: dict[int, int] = {}

@@ -104,6 +104,12 @@ class Directory(Names):
         found: list[int] = np.flatnonzero(np.frombuffer(self._state[tier], np.uint8, self._rows) == READY).tolist()
         return found
 
+    def ready_from(self, first: int, tier: int, count: int) -> list[int]:
+        """Up to `count` handles from `first` on with a READY copy in this tier, the lowest ones."""
+        states = np.frombuffer(self._state[tier], np.uint8, self._rows)[first:]
+        found: list[int] = (np.flatnonzero(states == READY)[:count] + first).tolist()
+        return found
+
     def places_in(self, tier: int) -> NDArray[np.uint32]:
         """[copies, 2]: handle and place of all READY copies in this tier."""
         handles = np.array(self.ready_in(tier), np.uint32)
@@ -148,8 +154,13 @@ class Directory(Names):
         return handles, tiers
 
     def is_clean(self, handle: int, tier: int) -> bool:
-        """Losing this copy loses nothing: there is a READY one below, or nothing is below this tier."""
-        return tier == self.tiers - 1 or self._bottom[handle] > tier
+        """Losing this copy loses nothing, or nothing that is worth keeping: there is a READY one below, or nothing is
+        below this tier, or a tier below has refused the block: between the tiers above it would go round for ever."""
+        return tier == self.tiers - 1 or self._bottom[handle] > tier or self._refused[handle] > tier
+
+    def is_below(self, handle: int, tier: int) -> bool:
+        """Whether there is a READY copy below this one."""
+        return self._bottom[handle] > tier
 
     def move(self, handle: int, tier: int, move: Move) -> State:
         """Change the state of a copy by the table."""
@@ -196,7 +207,7 @@ class Directory(Names):
                 self._top[handle], self._bottom[handle] = NO_TIER, 0
                 self.ready[tier] -= 1
                 self.idle[tier] -= 1
-                self.idle_clean[tier] -= lowest
+                self.idle_clean[tier] -= lowest or self._refused[handle] > tier
             else:
                 self.move(handle, tier, Move.RECLAIM)
                 self.move(handle, tier, Move.ACKNOWLEDGED)
@@ -206,6 +217,29 @@ class Directory(Names):
         self._place[tier][handle] = place
         if tier in self._generation:
             self._generation[tier][handle] = generation
+
+    # ------------------------------------------------------------ worth
+
+    def refuse(self, handles: Iterable[int], tier: int) -> None:
+        """A tier does not want these blocks, until they are reconsidered: their copies above it are clean."""
+        for handle in handles:
+            self._judge(handle, tier)
+
+    def reconsider(self, handles: Iterable[int]) -> None:
+        """These blocks may be worth keeping after all."""
+        for handle in handles:
+            if self._refused[handle]:
+                self._judge(handle, 0)
+
+    def refused_by(self, tier: int) -> list[int]:
+        """The blocks that a tier did not want."""
+        found: list[int] = np.flatnonzero(np.frombuffer(self._refused, np.uint8, self._rows) == tier).tolist()
+        return found
+
+    def _judge(self, handle: int, tier: int) -> None:
+        self._account(handle, -1)
+        self._refused[handle] = tier
+        self._account(handle, +1)
 
     # ------------------------------------------------------------ holds
 
@@ -249,17 +283,17 @@ class Directory(Names):
                 self.ready[tier] += sign
                 if handle not in self._holds[tier]:
                     self.idle[tier] += sign
-                    if clean or tier == self.tiers - 1:
+                    if clean or tier == self.tiers - 1 or self._refused[handle] > tier:
                         self.idle_clean[tier] += sign
                 clean = True
 
     def _account_holds(self, handles: Sequence[int], tier: int, sign: int) -> None:
         """The first hold takes a copy out of the idle ones, the last puts it back: no other tier's count changes."""
-        states, bottom, lowest = self._state[tier], self._bottom, tier == self.tiers - 1
+        states, bottom, lowest, refused = self._state[tier], self._bottom, tier == self.tiers - 1, self._refused
         for handle in handles:
             if states[handle] == READY:
                 self.idle[tier] += sign
-                if lowest or bottom[handle] > tier:
+                if lowest or bottom[handle] > tier or refused[handle] > tier:
                     self.idle_clean[tier] += sign
 
     def _note_doubled(self, handle: int) -> None:

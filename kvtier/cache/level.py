@@ -10,6 +10,8 @@ from kvtier.allocator.slot_pool import SlotPool
 from kvtier.allocator.vmm import Geometry
 from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.policies.base import Policy
+from kvtier.policies.gate import Gate
+from kvtier.policies.wear import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Room:
         None  # what it may take, and of that for payload, if that changes
     )
     stride_bytes_at: Callable[[int], int] | None = None  # place -> what its block takes; None: as its length says
+    written: Callable[[], Written] | None = None  # since it was opened; None: it keeps no account
 
 
 @dataclass(slots=True)
@@ -53,7 +56,9 @@ class Level:
     failures: int = 0  # in a row
     setbacks: int = 0  # stores that failed or found no room, ever
     refused: bool = False  # nothing fits and nothing may leave; until a store succeeds again
+    scrub_bytes_per_s: int = 0  # how fast stored blocks are checked when nobody asked for them; 0: they are not
     starved_until_s: float = 0.0  # a write was just refused for room: evict before the next
+    gate: Gate | None = None  # who is copied down into it; None: everybody
 
     @property
     def persistent(self) -> bool:

@@ -34,6 +34,7 @@ class Names:
         self._columns: list[tuple[array[int], int]] = []  # and what is in the bytes of a new row
         self._length = self._column("I")
         self._reused = self._column("B")
+        self._refused = self._column("B")  # the tier that did not want it since it was last used; 0: none
         self._session = self._column("I", NOBODY)  # the only one that has named it, by a number
 
     def begin(
@@ -83,6 +84,7 @@ class Names:
             self._length[handle] = length_bytes
             self._reused[handle] = False
             self._session[handle] = NOBODY
+            self._refused[handle] = 0
         return handle
 
     def key(self, handle: int) -> StoreKey:

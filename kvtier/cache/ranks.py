@@ -17,7 +17,7 @@ from itertools import islice
 
 from kvtier.cache.directory import Directory
 from kvtier.policies.base import Policy, up_to
-from kvtier.types import StoreKey, page_aligned
+from kvtier.types import StoreKey
 
 PRIORITY_MIN, PRIORITY_MAX = -1, 1
 PINNED = 2
@@ -37,8 +37,16 @@ class Besides(Container[int]):
 class Ranks:
     """Claims by key, ranked copies by tier. `refused` hears of a tier in which a claim found the quota used up."""
 
-    def __init__(self, directory: Directory, quota: Callable[[int], int], refused: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        size_class: Callable[[int, int], int],
+        quota: Callable[[int], int],
+        refused: Callable[[int], None],
+    ) -> None:
+        """size_class: what a copy takes, by handle and tier, as policies know it."""
         self._directory = directory
+        self._size_class = size_class
         self._quota = quota
         self._refused = refused
         self._claims: dict[StoreKey, list[int]] = {}
@@ -156,12 +164,9 @@ class Ranks:
         ranked = self._ranked[tier]
         if not ranked:
             return [], []
-        may = [h for h in ranked if h not in staying and size_class in (None, self._size_class(h))]
+        may = [h for h in ranked if h not in staying and size_class in (None, self._size_class(h, tier))]
         kept = [h for h in reversed(may) if ranked[h] > 0]  # what was promised first holds longest
         return [h for h in may if ranked[h] < 0], sorted(kept, key=ranked.__getitem__)
-
-    def _size_class(self, handle: int) -> int:
-        return page_aligned(self._directory.length_bytes(handle))
 
     # ------------------------------------------------------------ asked
 

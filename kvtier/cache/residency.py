@@ -25,6 +25,7 @@ from kvtier.cache.transitions import Move, State
 from kvtier.events import Forgotten, Journal, Reason
 from kvtier.metrics import Counters
 from kvtier.policies.base import Access, Policy
+from kvtier.policies.gate import Gate
 
 
 class Leaving(NamedTuple):
@@ -48,11 +49,13 @@ class Residency:
         self.journal = Journal()
         self.ranks = Ranks(
             self.directory,
+            self._size_class,
             lambda tier: int(pin_quota * levels[tier].blocks_max),
             lambda tier: counters.add_tier(tier, "pins_refused"),
         )
         self.leaving: list[deque[Leaving]] = [deque() for _ in levels]
         self._reasons: dict[tuple[int, int], Reason] = {}  # (handle, tier) of RECLAIMED copies that are held still
+        self._gates = {tier: level.gate for tier, level in enumerate(levels) if level.gate is not None}
         self.orders = {
             tier: OrderLog(
                 level.policy, level.policy_name, level.policy_blocks, self.directory, tier, namespaces.fingerprint_of
@@ -101,18 +104,20 @@ class Residency:
             level.policy.touch([handle for _, handle in alike], access, size_class)
         self.ranks.entered(handles, 0)
         self.retire_ghosts(level.policy)
+        self._note_use(handles)
 
     def _enter(self, handle: int, tier: int) -> None:
-        level, directory = self.levels[tier], self.directory
-        policy = level.policy
+        policy, directory = self.levels[tier].policy, self.directory
         access = Access.MOVED if directory.was_reused(handle) else Access.FILL
-        size_class = level.size_class_at(directory.place(handle, tier), directory.length_bytes(handle))
-        policy.touch([handle], access, size_class)
+        policy.touch([handle], access, self._size_class(handle, tier))
         self.ranks.entered([handle], tier)
         self.retire_ghosts(policy)
         for above in range(tier):
             if self.directory.is_ready(handle, above):
                 self.directory.move(handle, above, Move.DEMOTED)
+
+    def _size_class(self, handle: int, tier: int) -> int:
+        return self.levels[tier].size_class_at(self.directory.place(handle, tier), self.directory.length_bytes(handle))
 
     def touch(self, handles: Sequence[int], access: Access) -> None:
         """A request used these blocks (deepest first): tell the policy of every tier that has a copy."""
@@ -121,6 +126,31 @@ class Residency:
         for tier, level in enumerate(self.levels):
             if here := self.directory.ready_among(handles, tier):
                 level.policy.touch(here, access)
+        if access is Access.REUSE:
+            self._note_use(handles)
+
+    # ------------------------------------------------------------ worth
+
+    def refuse(self, handles: Sequence[int], tier: int) -> None:
+        """A tier does not want copies of these: those above it are clean until the blocks are used again."""
+        gate = self._gates[tier]
+        gate.note_refusal(handles)
+        self.retire_ghosts(gate)
+        self.directory.refuse(handles, tier)
+        self.counters.add_tier(tier, "not_admitted", len(handles))
+
+    def reconsider(self, tier: int) -> None:
+        """Ask again about all that a tier did not want."""
+        self.directory.reconsider(self.directory.refused_by(tier))
+
+    def _note_use(self, handles: Sequence[int]) -> None:
+        """Who is worth keeping may be another question from now on."""
+        if self._gates:
+            named = [handle for handle in handles if self.directory.is_named(handle)]
+            self.directory.reconsider(named)
+            for gate in self._gates.values():
+                gate.note_use(named)
+                self.retire_ghosts(gate)
 
     # ------------------------------------------------------------ room
 
@@ -166,11 +196,8 @@ class Residency:
     def reclaim(self, handles: Sequence[int], tier: int, incoming: int | None = None) -> None:
         """Reuse the slots of idle READY copies of a memory tier, for `incoming` (first) if that is known."""
         level, lowest = self.levels[tier], tier == len(self.levels) - 1
-        is_clean, place = self.directory.is_clean, self.directory.place
-        ends = [
-            (h, Reason.EVICTED if lowest else Reason.RECLAIMED if is_clean(h, tier) else Reason.DROPPED_DIRTY)
-            for h in handles
-        ]
+        place = self.directory.place
+        ends = [(h, Reason.EVICTED if lowest else self._why_reclaimed(h, tier)) for h in handles]
         for reason, count in Counter(reason for _, reason in ends).items():
             self.counters.add_tier(tier, reason.value, count)
         level.policy.evict(handles, incoming)
@@ -181,6 +208,11 @@ class Residency:
         for handle, reason in ends:
             if not self._inherited(handle, tier):
                 self._retire(handle, tier, reason)
+
+    def _why_reclaimed(self, handle: int, tier: int) -> Reason:
+        if self.directory.is_below(handle, tier):
+            return Reason.RECLAIMED
+        return Reason.NOT_KEPT if self.directory.is_clean(handle, tier) else Reason.DROPPED_DIRTY
 
     def evict(self, handle: int, tier: int, incoming: int | None = None) -> Leaving:
         """Choose an idle READY copy of a persistent tier to be erased: nobody finds it there from now on."""
@@ -240,6 +272,8 @@ class Residency:
         if top is not None and self.directory.is_named(handle):
             self.journal.note(Forgotten(self.directory.key(handle), self.levels[top].name, Reason.DROPPED))
         self.directory.unname(handle)
+        for gate in self._gates.values():
+            gate.forget([handle])
         for tier, level in enumerate(self.levels):
             level.policy.forget([handle])
             if self.directory.state(handle, tier) is not State.GONE:
@@ -287,19 +321,19 @@ class Residency:
             self.journal.note(Forgotten(self.directory.key(handle), self.levels[tier].name, reason))
         self._retire_unless_remembered(handle)
 
-    def retire_ghosts(self, policy: Policy) -> None:
-        """A policy has given up some of what it remembered."""
-        for ghost in policy.forgotten():
+    def retire_ghosts(self, memory: Policy | Gate) -> None:
+        """A policy, or a gate, has given up some of what it remembered."""
+        for ghost in memory.forgotten():
             self.retire_unless_known(ghost)
 
     def retire_unless_known(self, handle: int) -> None:
-        """Give up the handle of a block without copies that no policy remembers."""
+        """Give up the handle of a block without copies that neither a policy nor a gate remembers."""
         if not self.directory.has_copy(handle):
             self._retire_unless_remembered(handle)
 
     def _retire_unless_remembered(self, handle: int) -> None:
         for level in self.levels:  # a loop: `any` of a generator takes three times as long
-            if level.policy.remembers(handle):
+            if level.policy.remembers(handle) or (level.gate and level.gate.remembers(handle)):
                 return
         self.directory.retire(handle)
 

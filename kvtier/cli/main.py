@@ -19,6 +19,7 @@ try:
     from kvtier import __version__
     from kvtier.cli import streams
     from kvtier.cli.simulate import command as simulate_command
+    from kvtier.cli.store import command as store_command
     from kvtier.errors import KvtierError
 except KeyboardInterrupt:  # loading takes long enough to think better of it
     raise SystemExit(INTERRUPTED) from None
@@ -254,3 +255,4 @@ def _refused(problem: str, json_output: bool, about: dict[str, Path]) -> int:
 
 
 simulate_command.register(app, _finish)
+store_command.register(app, _finish)

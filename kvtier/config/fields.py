@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
 from kvtier.config.units import Rejected, bounded_seconds, parse_bytes, parse_fraction, parse_rate, parse_seconds
+from kvtier.config.wear import WearConfig, parse_wear
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 
@@ -176,6 +177,18 @@ def _some_bytes(value: object) -> int:
     return size_bytes
 
 
+def _byte_rate(value: object) -> int:
+    """Bytes a second, 0 for off."""
+    if value is False or (isinstance(value, str) and value.strip().lower() == "off"):  # YAML reads off as false
+        return 0
+    if isinstance(value, str):
+        value = value.strip().removesuffix("/s")
+    try:
+        return parse_bytes(value)
+    except Rejected as error:
+        raise Rejected(error.problem, "Write bytes a second such as 20MiB/s, or off.") from None
+
+
 def _some_seconds(value: object, info: ValidationInfo) -> float:
     in_code = info.context is not WRITTEN  # there the name `..._s` says the unit
     if in_code and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -194,6 +207,7 @@ def _or_none(parse: Callable[[object], T]) -> Callable[[object], T | None]:
 Count = Annotated[int, BeforeValidator(_count(1))]
 CountOrZero = Annotated[int, BeforeValidator(_count(0))]
 Bytes = Annotated[int, BeforeValidator(_some_bytes)]
+ByteRateOrOff = Annotated[int, BeforeValidator(_byte_rate)]
 BytesOrZero = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(_some_seconds)]
 Fraction = Annotated[float, BeforeValidator(parse_fraction)]
@@ -204,5 +218,6 @@ MaybeRate = Annotated[float | None, BeforeValidator(_or_none(parse_rate))]
 MaybeCount = Annotated[int | None, BeforeValidator(_or_none(_count(1)))]
 MaybeText = Annotated[str | None, BeforeValidator(_or_none(_text))]
 MaybePath = Annotated[Path | None, BeforeValidator(_or_none(_path))]
+MaybeWear = Annotated[WearConfig | None, BeforeValidator(parse_wear)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Device = Annotated[str, BeforeValidator(_device)]

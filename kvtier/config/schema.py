@@ -16,6 +16,7 @@ from kvtier.blocks.algorithms import HASHES
 from kvtier.blocks.coding import CODECS, LOSSY, NONE
 from kvtier.blocks.spec import DTYPES, LAYOUTS, SEGMENT_NAMES
 from kvtier.config.fields import (
+    ByteRateOrOff,
     Bytes,
     BytesOrZero,
     Count,
@@ -27,6 +28,7 @@ from kvtier.config.fields import (
     MaybePath,
     MaybeRate,
     MaybeText,
+    MaybeWear,
     Name,
     PathText,
     Seconds,
@@ -58,6 +60,7 @@ class _PolicyNames:
 
 
 Policy = Annotated[str, one_of("policy", _PolicyNames(), elsewhere=r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")]
+Admission = Annotated[str, one_of("admission", ["always", "second_access", "ghost_hit", "tinylfu"])]
 Wanted = one_of("choice", ["auto", "on", "off"])
 GROUP_KEYS = ("kind", "layers", "kv_heads", "head_dim", "dtype", "block_tokens")
 
@@ -136,10 +139,14 @@ class HostTierConfig(_Tier):
     codec: Annotated[str, one_of("codec", (NONE, *LOSSY), {"exp4": NO_FIXED_SIZE})] = Field(
         default=NONE, examples=["int8"]
     )
+    admission: Admission = Field(default="always", examples=["always"])
 
 
 class LmdbTierConfig(_Tier):
-    """A store on disk: at most `capacity_bytes`, and it leaves `min_free_bytes` of its file system alone."""
+    """A store on disk: at most `capacity_bytes`, and it leaves `min_free_bytes` of its file system alone.
+
+    wear: how much the drive may be written per day; None: as much as comes.
+    """
 
     type: Literal["lmdb"] = Field(default="lmdb", examples=["lmdb"])
     name: Name = Field(default="lmdb", examples=["lmdb"])
@@ -151,6 +158,9 @@ class LmdbTierConfig(_Tier):
     payload: Annotated[str, one_of("payload", ["slab", "inline"])] = Field(default="slab", examples=["slab"])
     verify: Flag = Field(default=True, examples=["true"])
     codec: Annotated[str, one_of("codec", CODECS)] = Field(default=NONE, examples=["exp4"])
+    scrub_bytes_per_s: ByteRateOrOff = Field(default=0, validation_alias="scrub", examples=["20MiB/s"])
+    admission: Admission = Field(default="always", examples=["always"])
+    wear: MaybeWear = Field(default=None, examples=["500GiB/day"])
 
 
 # A `codec` that is not said is that of the tier above, if that is lossy: see `config.codecs`.

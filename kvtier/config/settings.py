@@ -12,6 +12,7 @@ from kvtier.config.fields import Section, yaml_key
 from kvtier.config.schema import GROUP_KEYS, Config, ModelSection, Setting
 from kvtier.config.sources import Sources
 from kvtier.config.units import format_bytes, format_seconds
+from kvtier.config.wear import WearConfig
 
 
 def settings_of(config: Config, section: ModelSection, sources: Sources) -> dict[str, Setting]:
@@ -49,14 +50,24 @@ def _values(section: Section, where: Where) -> dict[Where, object]:
     named = {
         (*where, yaml_key(type(section), name)): (name, getattr(section, name)) for name in type(section).model_fields
     }
-    return {place: _spelled(name, value) for place, (name, value) in named.items() if value is not None}
+    found = {place: _spelled(name, value) for place, (name, value) in named.items() if value is not None}
+    return {place: value for whole, part in found.items() for place, value in _single(part, whole).items()}
+
+
+def _single(value: object, where: Where) -> dict[Where, object]:
+    """The value, or each one of a mapping."""
+    return {(*where, key): part for key, part in value.items()} if isinstance(value, dict) else {where: value}
 
 
 def _spelled(name: str, value: object) -> object:
+    if name.endswith("_bytes_per_s") and isinstance(value, int):
+        return f"{format_bytes(value)}/s" if value else "off"
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     if name.endswith("_s") and not name.endswith("_per_s") and isinstance(value, float):
         return format_seconds(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, WearConfig):
+        return value.spelled()
     return list(value) if isinstance(value, tuple) else value

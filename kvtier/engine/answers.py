@@ -8,10 +8,14 @@ from kvtier.errors import DeviceLost
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """A flush has ended: `blocks` were to be written, `failed` of them could not be and lie in memory only."""
+    """A flush has ended: `blocks` were to be written, `failed` of them could not be and lie in memory only.
+
+    over_budget_bytes: so much was written although the disk's wear budget was used up; it is paid back first.
+    """
 
     blocks: int
     failed: int
+    over_budget_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

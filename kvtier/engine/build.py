@@ -24,6 +24,7 @@ from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig,
 from kvtier.config.codecs import codecs_of, coded_model, identity_of
 from kvtier.engine.core import Core
 from kvtier.engine.engine import Engine
+from kvtier.engine.gates import gate_of
 from kvtier.engine.recoding import Recoding
 from kvtier.engine.recorder import TraceRecorder
 from kvtier.errors import ConfigError, DriverError
@@ -33,6 +34,7 @@ from kvtier.tiers.base import (
     SupportsArray,
     SupportsCapacity,
     SupportsCoding,
+    SupportsMeter,
     SupportsPinning,
     SupportsRemap,
     SupportsScan,
@@ -286,6 +288,8 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec], codings
         granules=set(granules),
         low_watermark=config.low_watermark,
         high_watermark=config.high_watermark,
+        scrub_bytes_per_s=config.scrub_bytes_per_s if isinstance(config, LmdbTierConfig) else 0,
+        gate=gate_of(config, blocks, _file_system_bytes(config)),
     )
 
 
@@ -294,4 +298,14 @@ def _room_of(tier: Any) -> Room:
     changes = isinstance(tier, SupportsCapacity)
     capacities = (lambda: (tier.capacity_bytes, tier.traits.capacity_bytes)) if changes else None
     strides = tier.stride_bytes_at if isinstance(tier, SupportsStrides) else None
-    return Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes, capacities, strides)
+    written = tier.written if isinstance(tier, SupportsMeter) else None
+    return Room(tier.room, tier.neighbours, tier.used_bytes, tier.excess_bytes, capacities, strides, written)
+
+
+def _file_system_bytes(config: TierConfig) -> int:
+    """Of a store; 0 of memory. Imports only what the tier needs."""
+    if not isinstance(config, LmdbTierConfig):
+        return 0
+    from kvtier.tiers.lmdb.meter import file_system_bytes
+
+    return file_system_bytes(config.path)

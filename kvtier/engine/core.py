@@ -324,7 +324,7 @@ class Core:
         self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
         self._answers += self._memory.answers()
         ended = [] if self.planner.order_waits else self.planner.demotions.flushes.ended()
-        self._answers += [(ticket, Flushed(blocks, failed)) for ticket, blocks, failed in ended]
+        self._answers += [(ticket, Flushed(*how)) for ticket, *how in ended]
         answers, self._answers = self._answers, []
         return answers
 

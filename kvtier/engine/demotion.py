@@ -18,8 +18,10 @@ from kvtier.cache.level import Level
 from kvtier.cache.residency import Leaving, Residency
 from kvtier.cache.staying import NotDemotable, NotEvictable
 from kvtier.cache.transitions import State
+from kvtier.engine.admitting import Admitting
 from kvtier.engine.flight import Flight
 from kvtier.engine.flushes import Flushes
+from kvtier.engine.wear import Wear
 from kvtier.policies.base import up_to
 from kvtier.types import StoreKey, TransferBatch
 
@@ -34,10 +36,11 @@ SLACK_DIVISOR = 8  # places kept free for the next batch: at most this part of t
 class Demotions:
     """Chooses what goes down and what leaves the lowest tier."""
 
-    def __init__(self, residency: Residency, flight: Flight, queue_bytes: int) -> None:
+    def __init__(self, residency: Residency, flight: Flight, wear: Wear, queue_bytes: int) -> None:
         self._residency = residency
         self._directory = residency.directory
         self._flight = flight
+        self._admitting = Admitting(residency, flight, wear)
         self._queue_bytes = queue_bytes
         self.flushes = Flushes()
         self._evacuating: dict[int, dict[int, StoreKey]] = {}  # by tier: blocks that are in the way of a resize
@@ -51,6 +54,7 @@ class Demotions:
         made: list[TransferBatch] = []
         levels = self._residency.levels
         for tier in range(len(levels) - 1, -1, -1):
+            self._admitting.ease(tier)
             if now_s < levels[tier].blocked_until_s:
                 continue
             if tier > 0:
@@ -98,7 +102,8 @@ class Demotions:
     def _chosen(self, tier: int) -> list[int]:
         """A batch of blocks of one size that should go down from this tier: for a flush first, else the policy's."""
         level = self._residency.levels[tier]
-        handles = self._to_flush(tier) or self._to_evacuate(tier) or self._ahead_of_need(tier, level)
+        handles = self._to_flush(tier)
+        handles = handles or self._admitted(tier, self._to_evacuate(tier)) or self._ahead_of_need(tier, level)
         if not handles:
             return []
         below, length_bytes = self._residency.levels[tier + 1], self._directory.length_bytes
@@ -109,6 +114,13 @@ class Demotions:
         return alike[: min(share, below.batch_blocks(size))]
 
     def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
+        """Those of the next to leave whom the tier below wants; while it wants none of them there are more to ask."""
+        while handles := self._next_to_leave(tier, level):
+            if admitted := self._admitted(tier, handles):
+                return admitted
+        return []
+
+    def _next_to_leave(self, tier: int, level: Level) -> list[int]:
         lane = (tier, tier + 1)
         kept = self._residency.ranks.kept(tier)  # not to be counted on
         available = self._residency.takeable(tier, drop_dirty=False) + self._flight.blocks[lane] - kept
@@ -121,6 +133,24 @@ class Demotions:
         batch_blocks = self._residency.levels[tier + 1].batch_blocks(level.stride_bytes)
         count = min(high - available, idle_dirty, batch_blocks)
         return up_to(level.policy, count, NotDemotable(self._directory, tier))
+
+    def _admitted(self, tier: int, handles: list[int]) -> list[int]:
+        """Those of these blocks of a tier whom the tier below lets in. The others may leave without a copy there."""
+        return self._admitting.admitted(tier + 1, handles, lambda: self._first_to_leave(tier + 1, handles))
+
+    def _first_to_leave(self, tier: int, handles: Sequence[int]) -> int | None:
+        """Who makes room in this tier for blocks that come; None if nobody has to."""
+        level = self._residency.levels[tier]
+        size = level.size_class(self._directory.length_bytes(handles[0]))
+        if level.room is None:
+            short = len(handles) - level.slots.slots_free
+        else:
+            room_blocks = level.room.blocks(self._directory.length_bytes(handles[0]))
+            short = self._short(tier, len(handles), size, room_blocks)
+        if short <= 0:
+            return None
+        staying = NotEvictable(self._directory, tier, self.flushes)
+        return next(iter(self._residency.ranks.up_to(level.policy, tier, 1, staying)), None)
 
     def evacuate(self, tier: int, handles: Iterable[int]) -> None:
         """Copy these blocks to the tier below before all others."""
@@ -188,15 +218,21 @@ class Demotions:
         room = 0 if starved else max(0, level.room.blocks(length_bytes) - self._flight.blocks[lane])
         level.starved_until_s = 0.0
         count = min(len(handles), room)
-        slack = min(len(handles), level.capacity_bytes // size // SLACK_DIVISOR)
-        count_out = len(handles) + slack - room - self._flight.evictions[tier]
-        victims = self._victims(tier, count_out, None if starved and level.sizes_vary else size, incoming=handles[0])
+        short = self._short(tier, len(handles), size, room)
+        victims = self._victims(tier, short, None if starved and level.sizes_vary else size, incoming=handles[0])
         if not count and not victims:
             return None
         leaving = [self._residency.evict(handle, tier, handles[0]) for handle in victims]
         for handle in handles[:count]:
             self._residency.place(handle, tier)
+        if owed := [handle for handle in handles[:count] if self.flushes.owes(handle)]:
+            self.flushes.over_budget(owed, self._admitting.over_budget_bytes(tier, owed))
         return self._depart(lane, handles[:count], leaving)
+
+    def _short(self, tier: int, blocks: int, size: int, room_blocks: int) -> int:
+        """How many blocks have to leave a disk for so many to come, and the next ones to find room, too."""
+        slack = min(blocks, self._residency.levels[tier].capacity_bytes // size // SLACK_DIVISOR)
+        return blocks + slack - room_blocks - self._flight.evictions[tier]
 
     def _depart(self, lane: tuple[int, int], handles: list[int], leaving: Sequence[Leaving] = ()) -> TransferBatch:
         self._directory.hold(handles, lane[0])
@@ -277,7 +313,9 @@ class Demotions:
 
     def flush(self, ticket: int) -> None:
         """Start copying all that lies only in memory to the lowest persistent tier."""
-        self.flushes.begin(ticket, {handle: self._directory.key(handle) for handle in self.dirty()})
+        dirty = self.dirty()
+        self._directory.reconsider(dirty)  # whoever was refused must not leave before it is written
+        self.flushes.begin(ticket, {handle: self._directory.key(handle) for handle in dirty})
         self._flush_asked = True
 
     def flushed_all(self) -> bool:

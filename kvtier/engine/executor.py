@@ -23,11 +23,22 @@ from kvtier.tiers.base import (
     SupportsDrop,
     SupportsFences,
     SupportsRemap,
+    SupportsScrub,
     SupportsSlots,
     SupportsStreaming,
     Tier,
 )
-from kvtier.types import BatchDone, Outcome, ReadItem, Status, Transfer, TransferBatch, WriteBatch, WriteItem
+from kvtier.types import (
+    BatchDone,
+    Outcome,
+    ReadItem,
+    Status,
+    StoredBlock,
+    Transfer,
+    TransferBatch,
+    WriteBatch,
+    WriteItem,
+)
 
 PLACES, GENERATIONS = 1 << 32, 1 << 64  # as the directory's columns are wide
 
@@ -99,6 +110,8 @@ class Executor:
 def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
     """The tier that works for a batch, and in which direction."""
     source, target = batch.source, batch.target
+    if batch.scrub:
+        return target, "read"  # stores need not wait for it
     if source == target or tiers[target].traits.persistent:
         return target, "write"
     if tiers[source].traits.persistent or source < target:
@@ -162,6 +175,11 @@ def _outcomes(
     if batch.capacity_bytes is not None:
         assert isinstance(tier, SupportsCapacity)
         return [tier.change_capacity(batch.capacity_bytes)]
+    if batch.scrub:
+        assert isinstance(tier, SupportsScrub)
+        return tier.scrub(
+            [StoredBlock(t.key, t.source_place, t.source_generation, t.length_bytes) for t in batch.scrub]
+        )
     if batch.drop is not None:
         assert isinstance(tier, SupportsDrop)
         return [tier.drop(batch.drop)]

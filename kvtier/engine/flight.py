@@ -56,34 +56,36 @@ class Flight:
     ) -> TransferBatch:
         """Make a batch of copies that are placed and held already; the target's sidecar goes along."""
         source, target = lane
+        transfers = tuple(self._transfer(handle, source, target) for handle in handles)
+        writing_bytes = self.writing_bytes(target) + sum(transfer.length_bytes for transfer in transfers)
         batch = TransferBatch(
-            self._number(),
+            self.number(),
             source,
             target,
-            tuple(self._transfer(handle, source, target) for handle in handles),
+            transfers,
             tuple(self._eviction(copy.handle, target) for copy in leaving),
-            sidecar=self._sidecars.rows(target),
+            sidecar=self._sidecars.rows(target, self.now_s, writing_bytes),
             parts=parts,
         )
         return self._enter(Underway(batch, tuple(leaving), self.now_s))
 
     def depart_question(self, tier: int) -> TransferBatch:
         """Make a batch of nothing: whoever acknowledges it has looked how the tier is doing."""
-        return self._enter(Underway(TransferBatch(self._number(), tier, tier, ()), (), self.now_s))
+        return self._enter(Underway(TransferBatch(self.number(), tier, tier, ()), (), self.now_s))
 
     def depart_drop(self, tier: int, namespace: int, leaving: Sequence[Leaving]) -> TransferBatch:
         """Make the batch that erases a namespace, and with it the copies `leaving`, from a persistent tier."""
-        batch = TransferBatch(self._number(), tier, tier, (), (), namespace)
+        batch = TransferBatch(self.number(), tier, tier, (), (), namespace)
         return self._enter(Underway(batch, tuple(leaving), self.now_s))
 
     def depart_remap(self, tier: int, remap: Remap) -> TransferBatch:
         """Make the batch that changes a memory tier's granules."""
-        batch = TransferBatch(self._number(), tier, tier, (), remap=remap)
+        batch = TransferBatch(self.number(), tier, tier, (), remap=remap)
         return self._enter(Underway(batch, (), self.now_s))
 
     def depart_capacity(self, tier: int, capacity_bytes: int) -> TransferBatch:
         """Make the batch that lets a persistent tier take so much of its disk."""
-        batch = TransferBatch(self._number(), tier, tier, (), capacity_bytes=capacity_bytes)
+        batch = TransferBatch(self.number(), tier, tier, (), capacity_bytes=capacity_bytes)
         return self._enter(Underway(batch, (), self.now_s))
 
     def arrive(self, done: BatchDone) -> Underway | None:
@@ -125,6 +127,10 @@ class Flight:
         """Batches under way into this tier."""
         return sum(count for (_, target), count in self.batches.items() if target == tier)
 
+    def writing_bytes(self, tier: int) -> int:
+        """Bytes of blocks under way into this tier."""
+        return sum(length_bytes for (_, target), length_bytes in self.bytes.items() if target == tier)
+
     def _enter(self, underway: Underway) -> TransferBatch:
         batch = underway.batch
         lane = (batch.source, batch.target)
@@ -137,7 +143,8 @@ class Flight:
             self.rates.departed(lane, underway.bytes, self.now_s)
         return batch
 
-    def _number(self) -> int:
+    def number(self) -> int:
+        """A batch's, which no other has."""
         self._next_id += 1
         return self._next_id
 

@@ -7,7 +7,7 @@ failed. Always: what a flush has stored is not evicted for the sake of another b
 Units: handles, blocks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvtier.types import StoreKey
@@ -21,6 +21,7 @@ class _Flush:
     owed: set[int]
     stored: set[int] = field(default_factory=set)
     failed: int = 0
+    over_budget_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -49,6 +50,12 @@ class Flushes:
     def owed(self) -> Iterator[tuple[int, StoreKey]]:
         """Blocks still to be stored, as they were asked for. Settle none while iterating."""
         return iter(self._owed.items())
+
+    def over_budget(self, handles: Iterable[int], length_bytes: int) -> None:
+        """So much was begun to be written for these blocks that the wear budget does not have."""
+        for flush in self._flushes.values():
+            if length_bytes and not flush.owed.isdisjoint(handles):
+                flush.over_budget_bytes += length_bytes
 
     def tried(self, handle: int, key: StoreKey, *, lowest: bool, done: bool) -> None:
         """A store of a block ended; into the `lowest` tier or on the way there."""
@@ -80,9 +87,9 @@ class Flushes:
             for flush in self._flushes.values():
                 flush.stored.discard(handle)
 
-    def ended(self) -> list[tuple[int, int, int]]:
-        """(ticket, blocks, failed) of flushes that owe nothing any more; each is reported once."""
-        ended = [(ticket, f.blocks, f.failed) for ticket, f in self._flushes.items() if not f.owed]
-        for ticket, _, _ in ended:
+    def ended(self) -> list[tuple[int, int, int, int]]:
+        """(ticket, blocks, failed, bytes over budget) of flushes that owe nothing any more; each is reported once."""
+        ended = [(t, f.blocks, f.failed, f.over_budget_bytes) for t, f in self._flushes.items() if not f.owed]
+        for ticket, *_ in ended:
             del self._flushes[ticket]
         return ended

@@ -20,6 +20,7 @@ from kvtier.engine.pressure import DiskPressure
 from kvtier.engine.promotion import Promotions
 from kvtier.engine.rates import Rates
 from kvtier.engine.resizing import Resizes
+from kvtier.engine.scrubbing import Scrubs
 from kvtier.engine.sidecar import Sidecars
 from kvtier.engine.sleeping import Sleep
 from kvtier.errors import InvariantError
@@ -48,10 +49,11 @@ class Planner:
         self.flight = Flight(residency, sidecars, rates)
         self.promotions = Promotions(residency, self.flight, parts)
         self.breakers = Breakers(residency, self.flight, self.promotions)
-        self.demotions = Demotions(residency, self.flight, queue_bytes)
+        self.demotions = Demotions(residency, self.flight, sidecars.wear, queue_bytes)
         self._pressure = DiskPressure(residency, self.flight, self.demotions)
         self.resizes = Resizes(residency, self.flight, self.demotions)
         self.sleep = Sleep(residency, self.flight, self.promotions, self.demotions, self.resizes)
+        self._scrubs = Scrubs(residency, self.flight, self.promotions, self.breakers, sidecars)
         self.capacities = Capacities(residency, self.flight, self.resizes.ended)
         self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
         self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
@@ -70,6 +72,7 @@ class Planner:
     def plan(self, now_s: float) -> list[TransferBatch]:
         """Everything that should move now. Each batch must be answered by exactly one `apply`."""
         self.flight.now_s = now_s
+        self._sidecars.wear.look(now_s)
         batches = self.promotions.batches()
         while self._drops:
             batches += self._drop_batches(*self._drops.popleft())
@@ -79,6 +82,7 @@ class Planner:
         self.sleep.plan()
         batches += self.demotions.batches(now_s)
         batches += self._notes(now_s)
+        batches += self._scrubs.batches(now_s)
         self.resizes.conclude()
         return batches
 
@@ -142,6 +146,8 @@ class Planner:
     def apply(self, done: BatchDone, now_s: float) -> list[int]:
         """Settle a batch. Returns the handles whose way to the top tier ended, well or not."""
         self.flight.now_s = now_s
+        if self._scrubs.settled(done, now_s):
+            return []
         underway = self.flight.arrive(done)
         if underway is None:
             self._residency.counters.add("late_results")
@@ -292,7 +298,7 @@ class Planner:
 
     # ------------------------------------------------------------ asked
 
-    def stats(self, tier: int) -> dict[str, int | str | None]:
+    def stats(self, tier: int) -> dict[str, int | float | str | None]:
         """How a tier is doing: what is queued for it, how fast it was read lately, and whether it is left alone."""
         lanes = [lane for lane in self.flight.bytes if tier in lane]
         up = self.promotions.path(tier)[:1]
@@ -300,9 +306,10 @@ class Planner:
         return {
             "circuit": self.breakers.circuit(tier).value,
             "reading_bytes": sum(self.flight.bytes[lane] for lane in lanes if lane[0] == tier),
-            "writing_bytes": sum(self.flight.bytes[lane] for lane in lanes if lane[1] == tier),
+            "writing_bytes": (writing_bytes := self.flight.writing_bytes(tier)),
             "waiting_bytes": sum(self.promotions.waiting_bytes((tier, target)) for target in range(tier)),
             "load_bytes_per_s": None if not seconds else int(1 / seconds),
+            **self._sidecars.wear.stats(tier, self.flight.now_s, writing_bytes),
         }
 
     # ------------------------------------------------------------ time
@@ -312,5 +319,5 @@ class Planner:
         times = [level.blocked_until_s for level in self._residency.levels if level.blocked_until_s > now_s]
         waiting = (t for t in self._residency.orders if self._may_note(t, now_s))
         watched = (self._pressure.wake_at_s(), self.sleep.wake_at_s(now_s), self.breakers.wake_at_s())
-        others = [*watched, *map(self._sidecars.due_at_s, waiting)]
+        others = [*watched, self._scrubs.wake_at_s(), *map(self._sidecars.due_at_s, waiting)]
         return min([*times, *(at_s for at_s in others if at_s is not None)], default=None)

@@ -1,4 +1,4 @@
-"""What the engine keeps in a persistent tier beside blocks: its policy's order, counters, speed, condemned blocks.
+"""What the engine keeps in a persistent tier beside blocks: policy order, counters, speed, wear, condemned blocks.
 
 Owns: what is to be written with the tier's next batch. Always: rows go out with a batch and are settled by its
 outcome, so that they are as old as the last index commit and no older. docs/format.md has their encoding.
@@ -14,10 +14,12 @@ from kvtier.blocks import plain_cbor
 from kvtier.cache.order_log import LOG_BYTES_MIN, Rows
 from kvtier.cache.residency import Residency
 from kvtier.engine.rates import Rates
+from kvtier.engine.wear import Wear
 from kvtier.types import Outcome, Status, Transfer, block_key_of, namespace_of
 
 COUNTERS_KEY = b"counters"
 SPEED_KEY = b"speed"
+WEAR_KEY = b"wear"
 CONDEMNED_KEY = b"condemned/"
 CONDEMNED_MAX = 64
 NOTED_WITHIN_S = 1.0  # so much of the order a crash may forget
@@ -29,6 +31,7 @@ class Sidecars:
     def __init__(self, residency: Residency, rates: Rates, epoch_ms: int) -> None:
         self._residency = residency
         self._rates = rates
+        self.wear = Wear(residency, self._ms)
         self._epoch_ms = epoch_ms
         self._since_ms = epoch_ms
         self._condemned: dict[int, deque[bytes]] = {tier: deque() for tier in residency.orders}  # keys, oldest first
@@ -39,12 +42,14 @@ class Sidecars:
         """An earlier process left these rows."""
         condemned = [(_condemned_at(row), key) for key, row in rows.items() if key.startswith(CONDEMNED_KEY)]
         self._condemned[tier].extend(key for _, key in sorted(condemned))
+        self.wear.found(tier, rows.get(WEAR_KEY, b""))
         if bytes_per_s := _bytes_per_s(rows.get(SPEED_KEY, b"")):
             self._rates.found(tier, 1 / bytes_per_s)
 
     def opened(self, now_s: float) -> None:
         """The counters begin now."""
         self._since_ms = self._ms(now_s)
+        self.wear.opened(now_s)
 
     # ------------------------------------------------------------ what happens
 
@@ -82,14 +87,15 @@ class Sidecars:
         changed_at_s = self._changed_at_s.get(tier)
         return None if changed_at_s is None else changed_at_s + NOTED_WITHIN_S
 
-    def rows(self, tier: int) -> Rows:
-        """What goes with the next batch to this tier; empty for memory."""
+    def rows(self, tier: int, now_s: float, writing_bytes: int) -> Rows:
+        """What goes with the next batch to this tier, its bytes among those being written; empty for memory."""
         if tier not in self._residency.orders:
             return {}
         self._changed_at_s.pop(tier, None)
         rows = self._residency.orders[tier].piece() | self._owed[tier]
         self._owed[tier] = {}
         rows[COUNTERS_KEY] = self._counters()
+        rows[WEAR_KEY] = self.wear.row(tier, now_s, writing_bytes)
         if seconds_per_byte := self._rates.read_from(tier):
             rows[SPEED_KEY] = cbor2.dumps({"read_bytes_per_s": max(1, round(1 / seconds_per_byte))}, canonical=True)
         return rows

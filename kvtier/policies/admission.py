@@ -99,14 +99,23 @@ class Always(_Memory):
         """There is none."""
 
 
-class SecondAccess(_Memory):
+class Uses(_Memory):
+    """How often blocks were used lately."""
+
+    def of(self, handle: int) -> int:
+        """0 for one that is not remembered."""
+        return self._counts.get(handle, 0)
+
+    def note_use(self, handles: Sequence[int]) -> None:
+        """A request used these."""
+        self._note(handles)
+
+
+class SecondAccess(Uses):
     """Blocks that were used at least twice lately."""
 
     def admits(self, handle: int, victim: int | None = None) -> bool:
-        return self._counts.get(handle, 0) >= 2
-
-    def note_use(self, handles: Sequence[int]) -> None:
-        self._note(handles)
+        return self.of(handle) >= 2
 
     def note_refusal(self, handles: Sequence[int]) -> None:
         """The uses tell enough."""

@@ -33,12 +33,14 @@ Said = tuple[Sequence[int], Hint]  # about these blocks
 @dataclass(frozen=True, slots=True)
 class Hints:
     """noise: sigma of the logarithm. coverage: share of the requests that get their hint. wrong: share of those that
-    get the opposite: that a session which returns ends, and nothing about one that ends."""
+    get the opposite: that a session which returns ends, and nothing about one that ends. false_ends: share of the
+    sessions' turns which are not the last and after which an end is said, while what is said of last turns is right."""
 
     kind: str
     noise: float = 0.0
     coverage: float = 1.0
     wrong: float = 0.0
+    false_ends: float = 0.0
 
     def of(self, trace: Trace) -> Iterator[list[Said]]:
         """What is said after each request, if anything; as in the product, not the ends of who is mostly wrong."""
@@ -46,7 +48,8 @@ class Hints:
         ended: dict[int, bool] = {}  # by session that has had a turn: whether the last was said to be its end
         for turn in turns_of(trace):
             told, mistaken, factor = chance.random(), chance.random(), chance.gauss(0.0, 1.0)
-            ends = (turn.returns_in is None) != (mistaken < self.wrong)
+            is_last = turn.returns_in is None
+            ends = is_last != (mistaken < self.wrong) or (not is_last and mistaken < self.false_ends)
             said: list[Said] = []
             if turn.session in ended:
                 trust.returned(ended[turn.session])

@@ -21,7 +21,8 @@ BUSY = 0.9  # above it the engine itself is what requests wait for
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """One tier. evicted: copies whose place was taken, dropped: those that were the only one.
+    """One tier. evicted: copies whose place was taken, dropped: those that were the only one. not_admitted: blocks that
+    it did not let in, each time.
 
     written_bytes_per_day and capacities_per_day tell the wear of a disk; None for memory.
     """
@@ -37,6 +38,7 @@ class TierReport:
     written_bytes: int
     evicted: int
     dropped: int
+    not_admitted: int
     written_bytes_per_day: float | None
     capacities_per_day: float | None
 
@@ -164,7 +166,8 @@ def _tier_report(trace: Trace, observed: Observed, level: Level, stats: dict[str
         read_bytes=stats["read_bytes"],
         written_bytes=stats["written_bytes"],
         evicted=stats["reclaimed"] + stats["evicted"],
-        dropped=stats["dropped_dirty"],
+        dropped=stats["dropped_dirty"] + stats["not_kept"],
+        not_admitted=stats["not_admitted"],
         written_bytes_per_day=per_day,
         capacities_per_day=None if per_day is None else per_day / stats["capacity_bytes"],
     )

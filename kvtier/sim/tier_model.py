@@ -15,8 +15,11 @@ from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.spec import BlockSpec
 from kvtier.cache.level import Level, Room
 from kvtier.config import GpuTierConfig, LmdbTierConfig, TierConfig
+from kvtier.engine.gates import gate_of
 from kvtier.errors import ConfigError
 from kvtier.policies import POLICIES
+from kvtier.policies.gate import Gate
+from kvtier.policies.wear import Written
 from kvtier.tiers import arena_tier, gpu, host
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb import store
@@ -63,12 +66,16 @@ class StoreModel:
         self.speed = speed
         self._extents = extents
         self._codings = codings
+        self._written = Written()
         self._generation = 0
         self._generations: dict[int, int] = {}  # place -> generation
 
     def room(self) -> Room:
         """What the deciding code may ask."""
-        return Room(self._left, self._extents.extent_of, lambda: self._extents.used_pages * PAGE_BYTES, lambda: 0)
+        return Room(self._left, self._extents.extent_of, self._used_bytes, lambda: 0, written=lambda: self._written)
+
+    def _used_bytes(self) -> int:
+        return self._extents.used_pages * PAGE_BYTES
 
     def _left(self, length_bytes: int) -> int:
         extents, stride_pages = self._extents, self._codings.slot_bytes(length_bytes) // PAGE_BYTES
@@ -89,6 +96,8 @@ class StoreModel:
         if not places:
             return Outcome(Status.NO_ROOM)
         extents.own(places[0], OWNER)
+        payload_bytes, slot_bytes = self._written.payload_bytes + length_bytes, stride_pages * PAGE_BYTES
+        self._written = Written(payload_bytes, self._written.slot_bytes + slot_bytes)
         self._generation += 1
         self._generations[places[0]] = self._generation
         return Outcome(Status.DONE, places[0], self._generation)
@@ -178,4 +187,14 @@ def _level(
         host_addressable=traits.host_addressable,
         low_watermark=config.low_watermark,
         high_watermark=config.high_watermark,
+        gate=_gate(config, blocks),
     )
+
+
+def _gate(config: TierConfig, blocks: int) -> Gate | None:
+    """Raises ConfigError for a budget that asks this machine's file system."""
+    wear = config.wear if isinstance(config, LmdbTierConfig) else None
+    if wear and wear.dwpd and not wear.drive_bytes:
+        problem = "dwpd is of a drive whose size is not given, and a simulation looks at no disk"
+        raise ConfigError(f"tiers: {config.name}.wear", problem, "Add `drive: 2TB` or the like")
+    return gate_of(config, blocks)

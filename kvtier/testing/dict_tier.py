@@ -35,6 +35,7 @@ class DictTier:
         self.corrupt: set[int] = set()
         self.allowed_bytes: int | None = None  # what others leave of the disk; None: enough
         self.reads = 0
+        self.scrubbed = 0  # blocks
         self.generation = 0  # of the latest row
 
     def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
@@ -78,6 +79,18 @@ class DictTier:
         place = next(p for p in range(self.blocks_max) if p not in self.rows)
         self.rows[place] = (item.key, self.generation, bytes(item.source[: item.length_bytes]))
         return Outcome(Status.DONE, place, self.generation)
+
+    def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
+        self.scrubbed += len(blocks)
+        if self.fail_read is not None:
+            return [Outcome(self.fail_read)] * len(blocks)
+        return [self._scrubbed(block) for block in blocks]
+
+    def _scrubbed(self, block: StoredBlock) -> Outcome:
+        row = self.rows.get(block.place)
+        if row is None or row[:2] != (block.key, block.generation):
+            return Outcome(Status.MISSING)
+        return Outcome(Status.CORRUPT, detail="wrong") if block.place in self.corrupt else DONE
 
     def drop(self, namespace: int) -> Outcome:
         if self.fail_write is not None:

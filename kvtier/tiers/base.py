@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from kvtier.allocator.vmm import Geometry
 from kvtier.blocks.coding import Codings
+from kvtier.policies.wear import Written
 from kvtier.types import LayerPart, Outcome, ReadItem, Remap, StoredBlock, WriteBatch
 
 
@@ -206,11 +207,32 @@ class SupportsStrides(Protocol):
 
 
 @runtime_checkable
+class SupportsMeter(Protocol):
+    """A persistent tier that counts what it gives its disk."""
+
+    def written(self) -> Written:
+        """Since it was opened, index included. Thread-safe, no I/O."""
+        ...
+
+
+@runtime_checkable
 class SupportsSidecar(Protocol):
     """A persistent tier that keeps the rows of `WriteBatch.sidecar`."""
 
     def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
         """The rows that batches left, in key order."""
+        ...
+
+
+@runtime_checkable
+class SupportsScrub(Protocol):
+    """A persistent tier whose blocks can be checked where they lie."""
+
+    def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
+        """Read blocks for nobody: DONE if a block's bytes match its checksum, else as `read` would say.
+
+        Any thread; waits for the disk.
+        """
         ...
 
 

@@ -140,8 +140,8 @@ DRAWN = (
     Mutant(
         "drawn 17",
         "engine/demotion.py",
-        "victims = self._victims(tier, count_out, None if starved and level.sizes_vary else size, incoming=handles[0])",
-        "victims = self._victims(tier, count_out, None if starved and level.sizes_vary else size, incoming=handles[1])",
+        "None if starved and level.sizes_vary else size, incoming=handles[0])",
+        "None if starved and level.sizes_vary else size, incoming=handles[1])",
         "the policy hears of the second block of a batch, not of the first",
     ),
     Mutant(

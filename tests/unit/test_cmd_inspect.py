@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from kvtier.cli import cmd_inspect
 from kvtier.cli.cmd_inspect import inspect
-from kvtier.cli.inspect import show
+from kvtier.cli.inspect import bar, show
 from kvtier.cli.inspect.pace import Pace, parse_rate
 from kvtier.cli.inspect.tally import spread
 from kvtier.cli.main import app
@@ -559,16 +559,15 @@ def test_pace() -> None:
     assert free.batch_bytes(123) == 123
 
 
-def test_progress_on_a_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that takes an hour would not say how far it is."""
     screen = io.StringIO()
-    monkeypatch.setattr(cmd_inspect, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=100))
-    monkeypatch.setattr(cmd_inspect.show, "show", lambda console, report: None)
-    with cmd_inspect._progress(quiet=False) as progress:
+    monkeypatch.setattr(bar, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=100))
+    with bar.progress_bar(quiet=False, reading="checking") as progress:
         progress(3, 12, 8192)
     assert "3 of 12 blocks, 8.0 KiB" in screen.getvalue()
     screen.seek(0)
     screen.truncate()
-    with cmd_inspect._progress(quiet=True) as progress:
+    with bar.progress_bar(quiet=True, reading="checking") as progress:
         progress(3, 12, 8192)
     assert screen.getvalue() == ""

@@ -153,3 +153,25 @@ class DirectoryMachine(RuleBasedStateMachine):
 
 TestDirectory = DirectoryMachine.TestCase
 TestDirectory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_who_refuses_a_block_makes_all_copies_above_it_clean():
+    """A block that no tier below wants is copied round among those above; or its handle's next block is not wanted."""
+    directory = Directory(3, [2])
+    handle = directory.admit(StoreKey(b"key-of-one"), 10)
+    for tier in (0, 1):
+        directory.move(handle, tier, Move.PUBLISH)
+    assert [directory.is_clean(handle, tier) for tier in (0, 1)] == [True, False]
+    directory.refuse([handle], 2)
+    assert directory.refused_by(2) == [handle]
+    assert directory.idle_clean == [1, 1, 0]
+    directory.take_out([handle], 1)
+    assert (directory.is_clean(handle, 0), directory.is_below(handle, 0)) == (True, False)
+    directory.reconsider([handle])
+    assert directory.idle_clean == [0, 0, 0]
+    assert directory.check() == []
+    directory.refuse([handle], 1)
+    directory.take_out([handle], 0)
+    directory.retire(handle)
+    assert directory.admit(StoreKey(b"key-of-another"), 10) == handle
+    assert directory.refused_by(1) == []

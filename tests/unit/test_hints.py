@@ -83,6 +83,20 @@ def test_what_others_share_stays():
     assert counted(engine, "hinted_blocks", "gpu") == 4
 
 
+def test_a_handle_used_again_is_nobodys():
+    """Blocks are taken for shared, and stay when their session ends, for another block had their handle before."""
+    engine = alone(gpu=8)
+    directory = engine.core.residency.directory
+    for number, session in enumerate("ab"):
+        keys = prompt(number, 4)
+        turn(engine, session, keys)
+        handles = [directory.find((0).to_bytes(4, "big") + key) for key in keys.groups[0]]
+        assert sorted(handles) == [0, 1, 2, 3]
+        assert not any(map(directory.is_shared, handles))
+        engine.core.submit_drop()
+        engine.run()
+
+
 def test_the_policies_of_all_tiers_hear_of_it():
     """Blocks of a session that is over go on filling the disk."""
     engine = make_engine(6, 12, DictTier(blocks_max=16))
@@ -282,6 +296,28 @@ def test_ranks_hold_on_disk():
     others = {h for h in range(8) if h != handle}
     assert ranks.up_to(fresh.core.residency.levels[2].policy, 2, 3, others) == [handle]
     fresh.check()
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "stays"),
+    [(1, {}, False), (1, {"pin": True}, True), (3, {}, True), (3, {"priority": -1}, False)],
+)
+def test_ranks_hold_in_memory_with_nothing_below(number, said, stays):
+    """What the gpu sends down pushes pinned blocks out of the last memory, and leaves batch work there."""
+    engine = make_engine(4, 8)
+    for other in range(1, 4):
+        turn(engine, f"s{other}", prompt(other, 2))
+        engine.run()
+    if said:
+        say(engine, f"s{number}", **said)
+    for other in range(4, 7):
+        serve(engine, prompt(other, 2))
+        engine.run()
+    directory = engine.core.residency.directory
+    keys = [(0).to_bytes(4, "big") + key for key in prompt(number, 2).groups[0]]
+    left = [key for key in keys if (h := directory.find(key)) is not None and directory.is_ready(h, 1)]
+    assert left == (keys if stays else [])
+    engine.check()
 
 
 def test_the_highest_claim_counts():

@@ -10,7 +10,6 @@ import pytest
 
 from kvtier.errors import ConfigError, StoreFormatError
 from kvtier.testing.stores import StoreDriver
-from kvtier.tiers.lmdb.offline import StoreReader
 from kvtier.types import Status
 
 INLINE: dict[str, Any] = {"payload": "inline", "capacity_bytes": 10 << 20}
@@ -69,15 +68,6 @@ def test_a_store_keeps_its_kind(tmp_path: Path, first: str, second: str) -> None
     store.reopen()
     assert store.read([1]) == [Status.DONE]
     store.close()
-
-
-def test_a_look_from_outside_says_what_it_cannot(tmp_path: Path) -> None:
-    """`inspect` would call an intact store damaged, and say that it should be deleted."""
-    store = StoreDriver(tmp_path / "s", **INLINE)
-    store.write([1])
-    store.close()
-    with pytest.raises(StoreFormatError, match="payloads are inline"):
-        StoreReader.open(tmp_path / "s")
 
 
 def test_the_capacity_holds_and_a_full_table_is_a_value(tmp_path: Path) -> None:

@@ -227,3 +227,16 @@ def test_a_lookup_is_recorded_once_and_stores_are_not(tmp_path):
         cache.submit(Store(prompt(config, 2, 2), "foreign"))
     [request] = read_trace(path).requests
     assert (request.tokens_in, len(request.blocks)) == (3 * BLOCK_TOKENS, 3)
+
+
+def test_a_recorded_prompt_is_no_shorter_than_its_blocks(tmp_path):
+    """A lookup of a part of a prompt is recorded as a shorter one, or an answer as if the prompt were a part of it."""
+    path = tmp_path / "trace.jsonl"
+    config = config_for(None, trace={"record": str(path)})
+    with kvtier.open_sync(config) as cache:
+        keys = prompt(config, 1, 3)
+        for tokens_max, blocks_total in ((BLOCK_TOKENS, 5), (3 * BLOCK_TOKENS + 2, 5), (None, 2)):
+            match = cache.match(keys, "test", tokens_max=tokens_max)
+            cache.release(cache.reserve(match, blocks_total))
+    requests = read_trace(path).requests
+    assert [(request.tokens_in, request.tokens_out) for request in requests] == [(12, 8), (15, 5), (12, 0)]

@@ -216,6 +216,11 @@ def test_hints_say_what_was_asked_for() -> None:
     assert list(Hints("ends").of(trace)) == [[], [([3, 2, 1, 0], Hint(ends=True))], [([8, 7], Hint(ends=True))]]
     assert next(iter(Hints("returns").of(trace))) == [([2, 1, 0], Hint(returns_in=0))]
     assert list(Hints("ends", wrong=1.0).of(trace)) == [[([2, 1, 0], Hint(ends=True))], [], []]
+    assert list(Hints("ends", false_ends=1.0).of(trace)) == [
+        [([2, 1, 0], Hint(ends=True))],
+        [([3, 2, 1, 0], Hint(ends=True))],
+        [([8, 7], Hint(ends=True))],
+    ]
     assert list(Hints("returns", coverage=0.0).of(trace)) == [[]] * 3
     cries = talks(*[list(range(n + 1)) for n in range(40)])
     believed = [bool(said) for said in Hints("ends", wrong=1.0).of(cries)]
@@ -224,6 +229,10 @@ def test_hints_say_what_was_asked_for() -> None:
     both = talks([0, 1], [0, 2])
     assert list(Hints("ends").of(both))[1] == [([2], Hint(ends=True)), ([0], Hint(ends=True, shared=True))]
     many = talks(*[[n, n + 1000] for n in range(400)], *[[n, n + 1000, n + 2000] for n in range(400)])
+    pairs = talks(*[[n, 1000 + n, 2000 + n][:turn] for n in range(400) for turn in (2, 3)])
+    said_ends = [bool(said) for said in Hints("ends", false_ends=0.1).of(pairs)]
+    assert 20 < sum(said_ends[::2]) < 60
+    assert all(said_ends[1::2])
     told = [said for said in Hints("returns", coverage=0.25).of(many) if said]
     assert 150 < len(told) < 250
     noisy = [said[0][1].returns_in for said in Hints("returns", noise=2.0).of(many) if said and not said[0][1].ends]

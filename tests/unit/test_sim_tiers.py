@@ -131,6 +131,15 @@ def test_the_governor_is_the_products() -> None:
     assert report_of(trace, replayed(trace, fast)).declined_tokens == 0
 
 
+@pytest.mark.parametrize(("quota", "kept"), [(0.5, 8), (0.0, 0)])
+def test_pins_are_bounded_as_configured(quota: float, kept: int) -> None:
+    """Pins in the simulator's core end elsewhere than in a cache of the same YAML."""
+    core = replayed(trace_of((0.0, range(10))), setup_of(config_of(gpu(17), pin_quota=quota))).core
+    for handle in [*core.residency.directory.handles()]:
+        core.residency.ranks.claim(core.residency.directory.key(handle), 1)
+    assert core.residency.ranks.kept(0) == kept
+
+
 def test_deadlines_are_heeded() -> None:
     """Time jumps from event to event, over the moment at which a request had enough of waiting for a load."""
     others = [(10 * n, range(100 * n, 100 * n + 6)) for n in range(1, 9)]
@@ -308,6 +317,24 @@ def test_the_reports_figures_fit_together() -> None:
     assert report.moved_bytes == sum(tier.written_bytes for tier in report.tiers)
     assert disk.evicted > 0
     assert (report.policy, report.optimum_hit_rate) == ("lru", None)
+
+
+WEAR_BYTES_PER_S = 4000
+
+
+def test_admission_and_wear_are_those_of_the_file() -> None:
+    """A budget is tried out, and the figures are those of a disk without one."""
+    trace = conversations(3, 300, 0.2)
+    wear, found = {"per_day": WEAR_BYTES_PER_S * 86_400, "burst": "10s"}, {}
+    for name, disk in [("none", {}), ("rule", {"admission": "second_access"}), ("wear", {"wear": wear})]:
+        replay = replayed(trace, setup_of(config_of(gpu(16), host(32), LMDB | disk)))
+        found[name] = report_of(trace, replay).tiers[-1]
+        assert replay.core.check() == []
+    assert found["none"].not_admitted == 0
+    for name in ("rule", "wear"):
+        assert found[name].not_admitted > 0
+        assert 0 < found[name].written_bytes < found["none"].written_bytes
+    assert found["wear"].written_bytes <= WEAR_BYTES_PER_S * (10 + replay.clock.now()) + BLOCK_BYTES
 
 
 def test_quantiles_are_values_that_occurred() -> None:

@@ -1,4 +1,4 @@
-"""What the engine has left in a store's sidecar, for people: its policy, its counters, blocks it has condemned.
+"""What the engine has left in a store's sidecar, for people: its policy, counters, wear, blocks it has condemned.
 
 Owns nothing. A row that cannot be read is a finding of the reader, and otherwise as good as absent; rows of other
 kinds are passed over. Units: bytes, milliseconds since 1970.
@@ -9,7 +9,8 @@ from typing import Any
 
 from kvtier.blocks import plain_cbor
 from kvtier.cache.order_rows import HEAD_KEY, LOG_KEY, SNAPSHOT_KEY
-from kvtier.engine.sidecar import CONDEMNED_KEY, COUNTERS_KEY
+from kvtier.engine.sidecar import CONDEMNED_KEY, COUNTERS_KEY, WEAR_KEY
+from kvtier.engine.wear import read_row
 from kvtier.tiers.lmdb.offline import StoreReader
 
 _PLACE_BYTES = 8
@@ -21,6 +22,7 @@ class Notes:
 
     policy: dict[str, Any] | None = None
     counters: dict[str, int] | None = None
+    wear: dict[str, Any] | None = None
     condemned: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -39,6 +41,9 @@ def read_notes(reader: StoreReader) -> Notes:
             log_bytes += len(row)
         elif key == COUNTERS_KEY:
             notes.counters = _counters(_fields(reader, key, row))
+        elif key == WEAR_KEY:
+            _fields(reader, key, row)
+            notes.wear = read_row(row) or None
         elif key.startswith(CONDEMNED_KEY):
             notes.condemned.append(_condemned(key, _fields(reader, key, row)))
     if head is not None:
@@ -76,7 +81,7 @@ def _fields(reader: StoreReader, key: bytes, row: bytes) -> dict[Any, Any] | Non
         fields = None
     if isinstance(fields, dict):
         return fields
-    reader.note(f"sidecar {key!r}: it is not a CBOR map")
+    reader.note(f"sidecar {key!r}: it is not a CBOR map", ("sidecar", key))
     return None
 
 

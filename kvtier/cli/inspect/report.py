@@ -15,6 +15,7 @@ from kvtier.blocks import plain_cbor
 from kvtier.cli.inspect.notes import read_notes
 from kvtier.cli.inspect.pace import Pace
 from kvtier.cli.inspect.tally import Tally
+from kvtier.cli.inspect.wear import wear_of
 from kvtier.tiers.lmdb.audit import BATCH_BYTES, Audit, Audited, Verdict
 from kvtier.tiers.lmdb.offline import UNKNOWN, StoreReader
 from kvtier.types import PAGE_BYTES
@@ -59,25 +60,9 @@ class Checked:
             batch_bytes += audited.stored.stride_bytes
             self.verdicts[audited.verdict] += 1
             if audited.verdict in _BAD and len(self.condemned) < CONDEMNED_KEPT:
-                self.condemned.append(self._entry(reader, audited))
+                self.condemned.append(condemned_entry(reader, audited, "inspect", self.now_ms))
         self.read_bytes += batch_bytes
         return batch_bytes
-
-    def _entry(self, reader: StoreReader, audited: Audited) -> dict[str, Any]:
-        stored = audited.stored
-        if stored.record.namespace not in reader.names:
-            reader.namespaces()  # a block that came after the list was begun
-        fingerprint, _ = reader.names.get(stored.record.namespace, (b"", b""))
-        return {
-            "found_by": "inspect",
-            "place": reader.offset_of(stored) // PAGE_BYTES,
-            "key": stored.record.key.hex(),
-            "namespace": fingerprint.hex(),
-            "length_bytes": stored.record.length_bytes,
-            "stored_ms": stored.record.stored_ms,
-            "at_ms": self.now_ms,
-            "detail": audited.detail,
-        }
 
 
 def describe(reader: StoreReader, look: Look, progress: Progress) -> dict[str, Any]:
@@ -117,14 +102,34 @@ def describe(reader: StoreReader, look: Look, progress: Progress) -> dict[str, A
         "namespaces": _namespaces(reader, tally),
         "namespaces_gone": None if limits[1] == UNKNOWN else max(0, limits[1] - 1 - len(namespaces)),
         "dropped_records": reader.dropped_records,
+        "unknown_records": reader.unknown_records,
         "size_classes": _size_classes(reader, tally),
         "policy": notes.policy,
         "counters": notes.counters,
+        "wear": wear_of(notes.wear, reader.folder, now_ms),
         "verify": _verify(look, checked),
         "condemned": notes.condemned + checked.condemned,
         "condemned_left_out": checked.bad - len(checked.condemned),
         "findings": sorted(reader.findings),
         "findings_left_out": reader.findings_left_out,
+    }
+
+
+def condemned_entry(reader: StoreReader, audited: Audited, found_by: str, at_ms: int) -> dict[str, Any]:
+    """A bad block, for people and programs. found_by: the verb that found it."""
+    stored = audited.stored
+    if stored.record.namespace not in reader.names:
+        reader.namespaces()  # a block that came after the list was begun
+    fingerprint, _ = reader.names.get(stored.record.namespace, (b"", b""))
+    return {
+        "found_by": found_by,
+        "place": reader.offset_of(stored) // PAGE_BYTES,
+        "key": stored.record.key.hex(),
+        "namespace": fingerprint.hex(),
+        "length_bytes": stored.record.length_bytes,
+        "stored_ms": stored.record.stored_ms,
+        "at_ms": at_ms,
+        "detail": audited.detail,
     }
 
 

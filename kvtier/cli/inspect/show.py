@@ -89,6 +89,7 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("gone", left))
     lines.append(("policy", _policy(report["policy"])))
     lines.append(("counters", _counters(report["counters"])))
+    lines.extend(_wear(report["wear"]))
     lines.append(("checked", _verify(report)))
     return lines
 
@@ -103,6 +104,7 @@ def _left_behind(report: dict[str, Any]) -> str:
     gone, records = report["namespaces_gone"], report["dropped_records"]
     parts = [f"{_count(gone, 'namespace')} dropped or evicted"] * bool(gone)
     parts += [f"{_count(records, 'record')} of dropped ones not yet overwritten"] * bool(records)
+    parts += [f"{_count(report['unknown_records'], 'record')} of a later version"] * bool(report["unknown_records"])
     return ", ".join(parts)
 
 
@@ -121,6 +123,26 @@ def _counters(counters: dict[str, int] | None) -> str:
     since = f"since {_when(counters['since_ms'])}: " if "since_ms" in counters else ""
     told = [f"{name} {count:,}" for name, count in counters.items() if count and name != "since_ms"]
     return since + (", ".join(told) or "all zero")
+
+
+def _wear(wear: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if wear is None:
+        return []
+    given = size(wear["slot_bytes"] + wear["index_bytes"])
+    times = "" if wear["amplification"] is None else f", {wear['amplification']:.2f} bytes for each byte of blocks"
+    pace = f"{size(wear['written_bytes_per_day'])} a day of late"
+    lines = [("written", f"{given} since {_when(wear['since_ms'])}{times}; {pace}")]
+    if budget := wear["budget"]:
+        left, owed = max(0, budget["left_bytes"]), max(0, -budget["left_bytes"])
+        state = f"{size(owed)} more were written" if owed else f"{size(left)} left"
+        life = (
+            "" if wear["life_years"] is None else f"; at this pace the drive's five years last {wear['life_years']:g}"
+        )
+        lines.append(("wear", f"budget of {size(budget['bytes_per_day'])} a day, {state}{life}"))
+    disk = wear["disk"]
+    if disk and disk["written_bytes"] is not None:
+        lines.append(("disk", f"{disk['name']} was written {size(disk['written_bytes'])} by all since it was attached"))
+    return lines
 
 
 def _verify(report: dict[str, Any]) -> str:

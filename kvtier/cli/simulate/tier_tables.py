@@ -45,6 +45,11 @@ def _sentences(report: ReplayReport) -> list[str]:
     ]
     if report.declined_tokens:
         lines.append(f"computed although found, for that was faster: {report.declined_tokens} tokens")
+    lines += [
+        f"not written to {tier.name}, as its admission and wear budget have it: {tier.not_admitted} blocks"
+        for tier in report.tiers
+        if tier.not_admitted
+    ]
     if report.uncached:
         lines.append(f"served without the cache, for the fastest tier is too small: {report.uncached} requests")
     if report.busy >= BUSY:

@@ -37,7 +37,7 @@ class WatchedFlushes(Flushes):
                 self._given_up[handle] = found
         super().settle(handle, failed=failed)
 
-    def ended(self) -> list[tuple[int, int, int]]:
+    def ended(self) -> list[tuple[int, int, int, int]]:
         """When a flush has ended, no block that was given up has a place on the disk that it had then."""
         if next(self.owed(), None) is None:
             for handle, found in self._given_up.items():

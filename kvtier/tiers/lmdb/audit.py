@@ -108,7 +108,7 @@ class Audit:
         wrong = []
         for stored, io in zip(batch, ios, strict=True):
             if isinstance(io.error, TruncatedSlab):
-                wrong.append(Audited(stored, Verdict.CORRUPT, "the slab ends before it"))
+                wrong.append(Audited(stored, Verdict.CORRUPT, io.error.strerror or ""))
             elif io.error is not None:
                 wrong.append(Audited(stored, Verdict.UNREADABLE, str(io.error)))
             elif io.checksum != stored.record.checksum:

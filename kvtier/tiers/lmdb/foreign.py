@@ -6,21 +6,64 @@ moments only; with none it is not, and Overtaken is raised as soon as a writer c
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 
 from kvtier.errors import StoreError
-from kvtier.tiers.lmdb.folder import identity_of, stamp_of
+from kvtier.tiers.lmdb.folder import (
+    expect_access,
+    expect_store,
+    expect_trust,
+    has_writer,
+    identity_of,
+    stamp_of,
+    state_of,
+    unfinished,
+)
 from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DamagedStore, Index
-from kvtier.tiers.lmdb.layout import INDEX_NAME, Header
+from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, Header
 from kvtier.tiers.lmdb.opening import read_header
 
 
 class Overtaken(Exception):
     """A writer came; what was read without its knowledge may be nonsense. Open anew, live."""
+
+
+class RowSource(Protocol):
+    """A store's rows as bytes, by whatever right they are read. No transaction outlives a call."""
+
+    folder: Path
+    live: bool  # somebody else writes meanwhile
+
+    def chunks(self, table: str) -> Iterator[list[tuple[bytes, bytes]]]: ...
+
+    def get(self, table: str, key: bytes) -> bytes | None: ...
+
+    def fetch(self, place_keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def count(self, table: str) -> int: ...
+
+    def expect_undisturbed(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def header_of(folder: Path) -> Header:
+    """What a store was made as, and how it was last opened. Raises StoreError or OSError."""
+    expect_store(folder)
+    stamp, live = stamp_of(folder), has_writer(folder / LOCK_NAME)
+    state = state_of(folder)
+    expect_trust(folder, state, state.durability, live)
+    expect_access(folder, live)
+    with closing(ForeignIndex(folder, live, stamp)) as index:
+        header = index.header()
+    if header is None:
+        raise unfinished(folder)
+    return header
 
 
 class ForeignIndex:

@@ -107,6 +107,10 @@ class Index:
         found, self._found = self._found, Records()
         return found
 
+    def find_again(self) -> None:
+        """What the opening found has changed since."""
+        self._found = self.records()
+
     def records(self) -> Records:
         """The records of now."""
         records = Records()
@@ -146,6 +150,13 @@ class Index:
         info = self._env.info()
         return (int(info["last_pgno"]) + 1) * int(self._env.stat()["psize"])
 
+    def used_bytes(self) -> int:
+        """What the rows take, and would take if the file held nothing else."""
+        with self._gate, self._begin() as txn:
+            stats = [self._env.stat(), *(txn.stat(table) for table in self._tables.values())]
+        pages = sum(stat[kind] for stat in stats for kind in ("branch_pages", "leaf_pages", "overflow_pages"))
+        return int(pages * stats[0]["psize"])
+
     def disk_bytes(self) -> int:
         """What the filesystem has claimed for the file."""
         return disk_bytes(self._data)
@@ -168,6 +179,21 @@ class Index:
                             txn.put(key, row, db=table)
         except lmdb.MapFullError as error:
             raise IndexFull(str(error)) from error
+
+    def commit_growing(self, change: Change, step_bytes: int) -> None:
+        """Commit what must be, and let the file grow for it: deleting needs new pages first, too.
+
+        Raises lmdb.Error or OSError; nothing was applied then.
+        """
+        while True:
+            try:
+                self.commit(change)
+            except IndexFull:
+                wanted = self.map_bytes() + step_bytes
+                self.claim(wanted)
+                self.grow(wanted)
+            else:
+                return
 
     def is_writable(self) -> bool:
         """Whether a transaction can still begin; after a half-written meta page LMDB refuses until reopened."""
@@ -194,6 +220,10 @@ class Index:
         """Give back what was claimed and never used, and forbid to use it. Raises OSError, lmdb.Error."""
         os.truncate(self._data, self.file_bytes())
         self.grow(self.file_bytes())
+
+    def copy_to(self, fd: int) -> None:
+        """Write the rows, and nothing else, as an index of their own. Raises lmdb.Error or OSError."""
+        self._env.copyfd(fd, compact=True)
 
     def sync(self) -> None:
         """Make everything committed durable. Raises lmdb.Error."""

@@ -36,12 +36,17 @@ class InlineFile:
     direct = False
     gives_back = False
 
-    def __init__(self, env: Any, data: int) -> None:
+    def __init__(self, env: Any, data: int, foreign: bool = False) -> None:
+        """foreign: another process may lengthen it meanwhile."""
         self._env = env
         self._data = data
-        with env.begin() as txn:
+        self._foreign = foreign
+        self._length = self._read_length()
+
+    def _read_length(self) -> int:
+        with begin_reading(self._env) as txn:
             row = txn.get(_LENGTH_KEY)
-        self._length = 0 if row is None else _OFFSET.unpack(row)[0]
+        return 0 if row is None else int.from_bytes(row, "big")
 
     def sync(self) -> None:
         with _as_oserror():
@@ -68,7 +73,13 @@ class InlineFile:
             self._end_at(length)
 
     def length_bytes(self) -> int:
+        if self._foreign:
+            with _as_oserror():
+                self._length = self._read_length()
         return self._length
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        """LMDB reads through the page cache, and what is in it is what a writer has committed."""
 
     def disk_bytes(self) -> int:
         return disk_bytes(self._data)
@@ -86,8 +97,8 @@ class InlineFile:
 class InlineSlab:
     """Moves blocks between memory and rows. `write` from one thread at a time, `read` from any."""
 
-    def __init__(self, env: Any, data: int) -> None:
-        self.file = InlineFile(env, data)
+    def __init__(self, env: Any, data: int, foreign: bool = False) -> None:
+        self.file = InlineFile(env, data, foreign)
         self._env = env
         self._data = data
 
@@ -114,6 +125,19 @@ class InlineSlab:
             env.close()
             raise
 
+    @classmethod
+    def open_readonly(cls, folder: Path, live: bool) -> "InlineSlab":
+        """Open for a look; with no live writer nothing is written or locked. Raises CorruptBlock, lmdb.Error or
+        OSError."""
+        if not live:
+            check_index(folder / DATA_NAME)
+        env = lmdb.open(str(folder), readonly=True, lock=live, create=False, readahead=False, max_readers=_READERS_MAX)
+        try:
+            return cls(env, os.open(folder / DATA_NAME, os.O_RDONLY | os.O_CLOEXEC), foreign=True)
+        except BaseException:
+            env.close()
+            raise
+
     def write(self, ios: Sequence[SlotIO]) -> None:
         """Write every slot and note its payload's checksum: all of them, or each has an `error`."""
         for io in ios:
@@ -131,7 +155,7 @@ class InlineSlab:
         """Read every slot, with the checksum that came with it; failures are noted in `error`. Always verified."""
         for io in ios:
             try:
-                with _as_oserror(), self._env.begin(buffers=True) as txn:
+                with _as_oserror(), begin_reading(self._env, buffers=True) as txn:
                     self._take(io, txn.get(_OFFSET.pack(io.offset)))
             except OSError as error:
                 io.error = error
@@ -154,6 +178,15 @@ class InlineSlab:
         if self._data >= 0:
             os.close(self._data)
             self._data = -1
+
+
+def begin_reading(env: Any, **options: Any) -> Any:
+    """A read transaction; if another process has let the file outgrow our map, the map follows first."""
+    while True:
+        try:
+            return env.begin(**options)
+        except lmdb.MapResizedError:
+            env.set_mapsize(0)
 
 
 class _as_oserror:  # noqa: N801  a statement's word, not a thing

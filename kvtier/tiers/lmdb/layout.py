@@ -22,6 +22,7 @@ INLINE_FORMAT_VERSION = 2  # the payloads are rows of `PAYLOAD_NAME`, not slots 
 FORMATS = {"slab": FORMAT_VERSION, "inline": INLINE_FORMAT_VERSION}
 RECORD_VERSION = 1
 CODED_RECORD_VERSION = 2  # of a block that is kept coded: what does not know codecs leaves it alone
+RECORD_VERSIONS = (RECORD_VERSION, CODED_RECORD_VERSION)
 
 LOCK_NAME = "lock"
 SLAB_NAME = "slab"
@@ -49,6 +50,10 @@ CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
 RECORD_HEAD_BYTES = _RECORD.size  # before the block's key
 CHECK_BYTES = _CHECK.size
 LENGTH_BYTES_MAX = 2**32 - 1
+
+
+class UnknownVersion(CorruptBlock):
+    """A record that is whole, and of a version that only later ones read. It is to be left alone."""
 
 
 class Coded(NamedTuple):
@@ -101,8 +106,10 @@ def encode_record(place_key: bytes, record: Record) -> bytes:
 
 
 def decode_record(place_key: bytes, row: bytes) -> Record:
-    """Raises CorruptBlock if the record is damaged, misplaced or of another version."""
+    """Raises UnknownVersion for a sound record of another version, CorruptBlock if it is damaged or misplaced."""
     body = _unsealed(place_key, row)
+    if body and body[0] not in RECORD_VERSIONS:
+        raise UnknownVersion(f"record of version {body[0]}")
     if len(body) < _RECORD.size:
         raise CorruptBlock("record too short")
     version, flags, hash_bytes, reserved, namespace, length, generation, checksum, stored = _RECORD.unpack_from(body)
@@ -111,7 +118,7 @@ def decode_record(place_key: bytes, row: bytes) -> Record:
     if version == CODED_RECORD_VERSION and not flags:
         coded, key = _coded_of(reserved, length, key)
     elif version != RECORD_VERSION or flags or reserved:
-        raise CorruptBlock(f"record of version {version}, flags {flags}")
+        raise UnknownVersion(f"record of version {version}, flags {flags}")
     if len(key) != hash_bytes + GROUP_BYTES or not 1 <= hash_bytes <= HASH_BYTES_MAX or not length:
         raise CorruptBlock("record with impossible lengths")
     if generation > GENERATION_MAX:
@@ -120,9 +127,11 @@ def decode_record(place_key: bytes, row: bytes) -> Record:
 
 
 def _coded_of(number: int, length_bytes: int, rest: bytes) -> tuple[Coded, bytes]:
-    """What only a coded block's record has, and the key behind it. Raises CorruptBlock."""
-    if number not in CODEC_NAMES or len(rest) < _CODED.size:
-        raise CorruptBlock(f"record of a block in codec {number}")
+    """What only a coded block's record has, and the key behind it. Raises UnknownVersion or CorruptBlock."""
+    if number not in CODEC_NAMES:
+        raise UnknownVersion(f"record of a block in codec {number}")
+    if len(rest) < _CODED.size:
+        raise CorruptBlock("record too short")
     raw_bytes, stride_pages = _CODED.unpack_from(rest)
     if not raw_bytes or length_bytes > stride_pages * PAGE_BYTES:
         raise CorruptBlock("record with impossible lengths")

@@ -2,7 +2,8 @@
 
 Every record is validated before anything is built on it: its check, its version, its namespace, its size class,
 its place inside the slab. A bad one is skipped and noted, and its slot is free. Two more kinds of row go without
-a note: records that a drop left behind, and the older of two blocks with the same key.
+a note: records that a drop left behind, and the older of two blocks with the same key. A sound record of a later
+version is left alone, and its slot is nobody's.
 
 Units: bytes, pages of 4096 bytes. Columns, not objects: a million records would leave 500 MB of holes behind.
 """
@@ -18,7 +19,14 @@ from kvtier.allocator.extents import ExtentAllocator
 from kvtier.cache.stored import StoredBlocks
 from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.index import Change, Index
-from kvtier.tiers.lmdb.layout import ID_KEY, PLACE_KEY, decode_extent, decode_namespace, decode_record
+from kvtier.tiers.lmdb.layout import (
+    ID_KEY,
+    PLACE_KEY,
+    UnknownVersion,
+    decode_extent,
+    decode_namespace,
+    decode_record,
+)
 from kvtier.tiers.lmdb.names import TierNames
 from kvtier.tiers.lmdb.records import Columns, Records
 from kvtier.types import NAMESPACE_BYTES, PAGE_BYTES, StoreKey, store_key
@@ -77,6 +85,12 @@ class Stock:
     strides_before: dict[int, int] = field(default_factory=dict)  # of all that have a row
     generation_next: int = 1
     evicted_blocks: int = 0
+    unknown: dict[int, list[int]] = field(default_factory=dict)  # extent -> slots of records of later versions
+
+    @property
+    def unknown_records(self) -> int:
+        """How many records are left alone, with their slots, because a later version wrote them."""
+        return sum(map(len, self.unknown.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +126,14 @@ class Slab:
         first_pages = columns["extent"].astype(np.int64) * self.extent_pages
         return strides, first_pages + columns["slot"].astype(np.int64) * strides
 
+    def has_slot(self, place_key: bytes) -> bool:
+        """Whether a slot of a lent extent begins there."""
+        extent, slot = PLACE_KEY.unpack(place_key)
+        return bool((slot + 1) * self.strides.get(extent, self.extent_pages + 1) <= self.extent_pages)
+
     def judge(self, place_key: bytes, row: bytes) -> tuple[list[StoreKey], Columns] | None:
-        """One record, as `located` has it; None if a drop left it behind. Raises CorruptBlock."""
+        """One record, as `located` has it; None if a drop left it behind. Raises CorruptBlock,
+        UnknownVersion."""
         if len(place_key) != PLACE_KEY.size:
             raise CorruptBlock("record at no place")
         record = decode_record(place_key, row)
@@ -171,7 +191,7 @@ def take_stock(
     _keep_newest_of_each_key(stock)
     _keep_within_capacity(allocator.extents_max, fixed, stock)
     _adopt(strides, allocator, stock)
-    for tier_id in names.tier_ids():
+    for tier_id in [] if stock.unknown else names.tier_ids():  # any of them may be theirs
         if not allocator.slots_of_owner[tier_id]:
             stock.change.namespaces[ID_KEY.pack(tier_id)] = None
             names.remove(tier_id)
@@ -216,6 +236,10 @@ def _read(index: Index, records: Records, slab: Slab, stock: Stock) -> None:
             continue  # it went meanwhile
         try:
             found = slab.judge(place_key, row)
+        except UnknownVersion:
+            if slab.has_slot(place_key):
+                extent, slot = PLACE_KEY.unpack(place_key)
+                stock.unknown.setdefault(extent, []).append(slot)
         except CorruptBlock as error:
             stock.findings.append(f"record {place_key.hex()}: {error}")
             stock.change.blocks[place_key] = None
@@ -242,6 +266,7 @@ def _keep_within_capacity(extents_max: int, fixed: bool, stock: Stock) -> None:
         return
     extents = stock.blocks.column("extent")[stock.blocks.order]
     newest = dict(zip(extents.tolist(), range(len(extents)), strict=True))  # extent -> its last row in order
+    newest |= {extent: len(extents) + extent for extent in stock.unknown}  # they leave last
     if fixed:
         leaving = [extent for extent in newest if extent >= extents_max]
     else:
@@ -249,6 +274,8 @@ def _keep_within_capacity(extents_max: int, fixed: bool, stock: Stock) -> None:
     before = len(stock.blocks)
     _keep(stock, ~np.isin(extents, leaving))
     stock.evicted_blocks = before - len(stock.blocks)
+    for extent in stock.unknown.keys() & set(leaving):
+        stock.change.blocks.update((PLACE_KEY.pack(extent, slot), None) for slot in stock.unknown.pop(extent))
 
 
 def _keep(stock: Stock, kept: NDArray[np.bool_]) -> None:
@@ -268,5 +295,8 @@ def _adopt(strides: dict[int, int], allocator: ExtentAllocator, stock: Stock) ->
     ends = np.append(starts, len(extents))[1:]
     for extent, first, end in zip(extents[starts].tolist(), starts, ends, strict=True):
         allocator.adopt(extent, strides[extent], slots[first:end], owners[first:end])
+        stock.strides[extent] = strides[extent]
+    for extent, unknown in stock.unknown.items():
+        allocator.block(extent, strides[extent], unknown)
         stock.strides[extent] = strides[extent]
     stock.change.extents.update((ID_KEY.pack(extent), None) for extent in strides.keys() - stock.strides.keys())

@@ -54,7 +54,8 @@ def read_state(fd: int) -> WriterState:
 class StoreLock:
     """The exclusive right to write to one store, from `acquire` to `release`."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, folder: Path, fd: int) -> None:
+        self.folder = folder
         self._fd = fd
         self.before = read_state(fd)
         self.is_new = os.fstat(fd).st_size == 0  # nobody has come so far as to write a state
@@ -73,7 +74,7 @@ class StoreLock:
         except OSError:  # such as ENOLCK: this filesystem has no locks
             os.close(fd)
             raise
-        return cls(fd)
+        return cls(folder, fd)
 
     def write_state(self, state: WriterState) -> None:
         """Replace the state, durably. It is one sector: never half old, half new."""

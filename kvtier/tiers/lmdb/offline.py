@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from kvtier.errors import CorruptBlock, StoreFormatError
-from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.folder import (
     expect_access,
     expect_store,
@@ -22,19 +21,20 @@ from kvtier.tiers.lmdb.folder import (
     state_of,
     unfinished,
 )
-from kvtier.tiers.lmdb.foreign import ForeignIndex
+from kvtier.tiers.lmdb.foreign import ForeignIndex, RowSource
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore
+from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
     ID_KEY,
     INDEX_NAME,
-    INLINE_FORMAT_VERSION,
     LOCK_NAME,
     NAMESPACE_KEY,
     PLACE_KEY,
     SLAB_NAME,
     Header,
     Record,
+    UnknownVersion,
     decode_extent,
     decode_limit,
     decode_namespace,
@@ -42,10 +42,10 @@ from kvtier.tiers.lmdb.layout import (
     encode_record,
 )
 from kvtier.tiers.lmdb.lock import WriterState
+from kvtier.tiers.lmdb.payloads import open_to_look, payload_path
 from kvtier.tiers.lmdb.slab import Slab
 from kvtier.types import PAGE_BYTES
 
-IO_THREADS = 2  # one reads while the other makes checksums; a look must not crowd out the writer
 FINDINGS_KEPT = 1000
 UNKNOWN = 2**64  # a limit that could not be read: above every id
 
@@ -67,7 +67,7 @@ class StoreReader:
     out to be damaged, or went away.
     """
 
-    def __init__(self, index: ForeignIndex, slab: Slab, header: Header, state: WriterState) -> None:
+    def __init__(self, index: RowSource, slab: Slab | InlineSlab, header: Header, state: WriterState) -> None:
         self.folder = index.folder
         self.live = index.live
         self.header = header
@@ -75,7 +75,11 @@ class StoreReader:
         self.slab = slab
         self.findings: dict[str, None] = {}
         self.findings_left_out = 0
+        self.damaged_rows: set[tuple[str, bytes]] | None = None  # a set: remember table and key of every finding
         self.dropped_records = 0  # met so far: left behind by a drop, and nobody's
+        self.unknown_records = 0  # met so far: of versions that this one does not read, to be left alone
+        self.unknown_extents: set[int] = set()  # where they lie
+        self.namespace_newest = 0  # the highest id that a record named
         self.names: dict[int, tuple[bytes, bytes]] = {}  # tier id -> (fingerprint, description), of all met so far
         self._index = index
 
@@ -96,18 +100,13 @@ class StoreReader:
             index = ForeignIndex(folder, live, stamp)
             undo.callback(index.close)
             header = index.header()
-            if header is not None and header.format == INLINE_FORMAT_VERSION:
-                raise StoreFormatError(
-                    str(folder), "its payloads are inline, and this looks into slabs only", "Open it with a cache"
-                )
             if header is None and not length_of(folder / SLAB_NAME):
                 raise unfinished(folder)
-            if header is None or not (folder / SLAB_NAME).is_file():
-                what = "the index has no header" if header is None else "there is an index and no slab"
-                raise DamagedStore(str(folder), what, DAMAGE_REMEDY)
+            if header is None:
+                raise DamagedStore(str(folder), "the index has no header", DAMAGE_REMEDY)
             if not state.pid:
                 expect_trust(folder, state, header.durability, live)
-            slab = Slab(BlockFile.open_readonly(folder / SLAB_NAME), IO_THREADS)
+            slab = open_to_look(folder, header, live)
             undo.pop_all()
             return cls(index, slab, header, state)
 
@@ -124,7 +123,7 @@ class StoreReader:
             try:
                 tier_id, fingerprint, description = decode_namespace(key, row)
             except CorruptBlock as error:
-                self.note(f"namespace {key.hex()}: {error}")
+                self.note(f"namespace {key.hex()}: {error}", ("namespaces", key))
             else:
                 found[tier_id] = (fingerprint, description)
         self.names |= found
@@ -137,10 +136,14 @@ class StoreReader:
             try:
                 extent, stride_pages = decode_extent(key, row)
             except CorruptBlock as error:
-                self.note(f"extent {key.hex()}: {error}")
+                self.note(f"extent {key.hex()}: {error}", ("extents", key))
             else:
                 found[extent] = stride_pages
         return found
+
+    def has_namespace(self, tier_id: int) -> bool:
+        """Whether it has a row now."""
+        return self._index.get("namespaces", ID_KEY.pack(tier_id)) is not None
 
     def sidecar(self) -> Iterator[tuple[bytes, bytes]]:
         """The engine's rows, in key order."""
@@ -156,8 +159,12 @@ class StoreReader:
 
     # ------------------------------------------------------------ blocks
 
-    def records(self) -> Iterator[StoredRecord]:
-        """Every record of a namespace that exists, in the order of the slab; damaged ones become findings."""
+    def records(self, dropped: list[bytes] | None = None) -> Iterator[StoredRecord]:
+        """Every record of a namespace that exists, in the order of the slab; damaged ones become findings.
+
+        dropped: takes the place keys of what drops left behind.
+        """
+        self.dropped_records = self.unknown_records = 0
         extents, limit, known = self.extents(), self.namespace_limit(), self.namespaces()
         for chunk in self._index.chunks("blocks"):
             found = [stored for key, row in chunk if (stored := self._decoded(key, row)) is not None]
@@ -165,15 +172,18 @@ class StoreReader:
                 known = self.namespaces()  # one may be new since; the others were dropped
             slab_bytes = self.slab.file.length_bytes()
             for stored in found:
+                self.namespace_newest = max(self.namespace_newest, stored.record.namespace)
                 if stored.record.namespace in known:
                     problem = self._misplaced(stored, extents, slab_bytes)
                 elif stored.record.namespace >= limit and not self.live:
                     problem = f"namespace {stored.record.namespace} is unknown"
                 else:
                     self.dropped_records += 1
+                    if dropped is not None:
+                        dropped.append(stored.place_key)
                     continue
                 if problem:
-                    self.note(f"record {stored.place_key.hex()}: {problem}")
+                    self.note(f"record {stored.place_key.hex()}: {problem}", ("blocks", stored.place_key))
                 else:
                     yield stored
 
@@ -194,7 +204,7 @@ class StoreReader:
         """
         rows = self._index.fetch([stored.place_key for stored in found])
         ids = {stored.record.namespace for stored in found}
-        alive = {tier_id for tier_id in ids if self._index.get("namespaces", ID_KEY.pack(tier_id)) is not None}
+        alive = {tier_id for tier_id in ids if self.has_namespace(tier_id)}
         return [
             stored.record.namespace in alive and row == encode_record(stored.place_key, stored.record)
             for stored, row in zip(found, rows, strict=True)
@@ -208,11 +218,13 @@ class StoreReader:
 
     def disk_bytes(self) -> dict[str, int]:
         """Disk space that slab and index take."""
-        paths = {"slab": self.folder / SLAB_NAME, "index": self.folder / INDEX_NAME / DATA_NAME}
+        paths = {"slab": payload_path(self.folder, self.header), "index": self.folder / INDEX_NAME / DATA_NAME}
         return {name: path.stat().st_blocks * 512 for name, path in paths.items()}
 
-    def note(self, finding: str) -> None:
+    def note(self, finding: str, row: tuple[str, bytes] | None = None) -> None:
         """Remember what is wrong with a row; each finding once, and not without end."""
+        if row is not None and self.damaged_rows is not None:
+            self.damaged_rows.add(row)
         if len(self.findings) < FINDINGS_KEPT:
             self.findings[finding] = None
         elif finding not in self.findings:
@@ -229,15 +241,19 @@ class StoreReader:
             yield from chunk
 
     def _decoded(self, place_key: bytes, row: bytes) -> StoredRecord | None:
-        """None for a damaged record, which becomes a finding."""
+        """None for a damaged record, which becomes a finding, and for one of a later version, which is none."""
         try:
             if len(place_key) != PLACE_KEY.size:
                 raise CorruptBlock("record at no place")
             record = decode_record(place_key, row)
             extent, slot = PLACE_KEY.unpack(place_key)
             return StoredRecord(place_key, record, extent, slot, record.stride_bytes)
+        except UnknownVersion:
+            self.unknown_records += 1
+            self.unknown_extents.add(PLACE_KEY.unpack(place_key)[0])
+            return None
         except CorruptBlock as error:
-            self.note(f"record {place_key.hex()}: {error}")
+            self.note(f"record {place_key.hex()}: {error}", ("blocks", place_key))
             return None
 
     def _misplaced(self, stored: StoredRecord, extents: dict[int, int], slab_bytes: int) -> str:
@@ -255,5 +271,5 @@ class StoreReader:
         try:
             return 1 if row is None else decode_limit(key, row)
         except CorruptBlock as error:
-            self.note(f"meta {key.decode()}: {error}")
+            self.note(f"meta {key.decode()}: {error}", ("meta", key))
             return UNKNOWN

@@ -18,7 +18,7 @@ from kvtier.allocator.extents import ExtentAllocator
 from kvtier.tiers.lmdb.blockfile import NO_SPACE
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, Budget
 from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, sync_names
-from kvtier.tiers.lmdb.index import Index, IndexFull, errno_of
+from kvtier.tiers.lmdb.index import Index, errno_of
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import GENERATION_KEY, HEADER_KEY, Header, encode_header, encode_limit
 from kvtier.tiers.lmdb.loading import Stock
@@ -129,13 +129,7 @@ class OpenStore:
         change = self.stock.change
         change.meta[HEADER_KEY] = encode_header(self.header)
         change.meta[GENERATION_KEY] = encode_limit(GENERATION_KEY, limit)
-        try:
-            self.index.commit(change)
-        except IndexFull:  # deleting needs new pages first
-            wanted = self.index.map_bytes() + EVICT_RESERVE_BYTES
-            self.index.claim(wanted)
-            self.index.grow(wanted)
-            self.index.commit(change)
+        self.index.commit_growing(change, EVICT_RESERVE_BYTES)
         self.generation_limit = limit
         self._touched = True
 

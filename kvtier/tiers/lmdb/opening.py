@@ -46,6 +46,7 @@ from kvtier.tiers.lmdb.names import TierNames
 from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.slab import Slab
+from kvtier.tiers.lmdb.upgrades import UPGRADES, upgrade
 from kvtier.types import PAGE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -182,6 +183,9 @@ def _tell(store: OpenStore, notes: list[str]) -> None:
     if not store.settled:
         store.notes.append("the disk is full: blocks can be read, and none stored until there is room")
         say_once(_log, str(store.folder), "full", store.notes[-1])
+    if unknown := store.stock.unknown_records:
+        store.notes.append(f"{unknown} records are of a later version: they and their slots are left alone")
+        say_once(_log, str(store.folder), "unknown", store.notes[-1])
     for finding in store.stock.findings:
         _log.warning("%s: %s", store.folder, finding)
     if store.stock.evicted_blocks:
@@ -198,6 +202,7 @@ def _open_index(folder: Path, lock: StoreLock, settings: Settings) -> tuple[Inde
         raise DamagedStore(str(folder), "there is a slab and no index", DAMAGE_REMEDY)
     index = Index.open(data.parent, settings.durability, _map_bytes(data))
     try:
+        upgrade(folder, index)
         header = read_header(folder, index)
         if header is None and slab.exists() and slab.stat().st_size:
             raise DamagedStore(str(folder), "the index has no header", DAMAGE_REMEDY)
@@ -225,6 +230,10 @@ def read_header(folder: Path, index: Index) -> Header | None:
         return None
     try:
         version = format_of(row)
+        if version in UPGRADES:
+            raise StoreFormatError(
+                str(folder), f"it has format {version}, an older one", "Open it with a cache once, which renews it"
+            )
         if version not in FORMATS.values():
             raise StoreFormatError(
                 str(folder),

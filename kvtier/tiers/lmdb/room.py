@@ -10,7 +10,7 @@ Units: bytes; strides and places in pages of 4096 bytes.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import lmdb
@@ -71,6 +71,26 @@ class Room:
         by_disk = self._spare_bytes // store.header.extent_bytes
         unlent = max(0, min(by_capacity, by_disk))
         return allocator.free_slots(stride_pages) + unlent * allocator.slots_per_extent(stride_pages)
+
+    def fitting(self, strides_pages: Sequence[int]) -> list[bool]:
+        """Of blocks with slots of these strides, in this order, which ones fit without evicting."""
+        store = self._store
+        allocator = store.allocator
+        unlent = min(allocator.extents_max - allocator.lent_extents, self._spare_bytes // store.header.extent_bytes)
+        if not store.settled or self.closed or self._excess_bytes:
+            return [False] * len(strides_pages)
+        free: dict[int, int] = {}
+        fits = []
+        for stride_pages in strides_pages:
+            left = free.get(stride_pages)
+            if left is None:
+                left = allocator.free_slots(stride_pages)
+            if not left and unlent > 0:
+                unlent -= 1
+                left = allocator.slots_per_extent(stride_pages)
+            fits.append(left > 0)
+            free[stride_pages] = max(0, left - 1)
+        return fits
 
     def excess_bytes(self) -> int:
         """What the store should give back for `min_free` or a smaller capacity, as of the last batch: at most what its

@@ -22,6 +22,7 @@ from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.stored import StoredBlocks
 from kvtier.errors import ClosedError, ConfigError
+from kvtier.policies.wear import Written
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.coding import BlockCoding
@@ -30,6 +31,7 @@ from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.opening import open_store
 from kvtier.tiers.lmdb.reader import BlockReader
 from kvtier.tiers.lmdb.room import Room
+from kvtier.tiers.lmdb.scrubber import Scrubber
 from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.writer import BatchWriter
 from kvtier.types import PAGE_BYTES, Outcome, ReadItem, Status, StoredBlock, WriteBatch
@@ -41,7 +43,10 @@ READERS = 4
 
 
 class LmdbTier:
-    """Implements Tier, SupportsScan, SupportsStrides, SupportsCapacity and SupportsDrop. Open with `LmdbTier.open`."""
+    """Implements Tier, SupportsScan, SupportsStrides, SupportsCapacity, SupportsScrub and SupportsDrop.
+
+    Open with `LmdbTier.open`.
+    """
 
     def __init__(
         self, name: str, store: OpenStore, settings: Settings, verify: bool, codings: Codings = UNCODED
@@ -55,6 +60,7 @@ class LmdbTier:
         self._reader = BlockReader(store, verify or settings.payload == "inline", coding)
         self._room = Room(store, settings.min_free_bytes, settings.length_bytes_max, codings.slot_bytes)
         self._writer = BatchWriter(store, self._room, coding)
+        self._scrubber = Scrubber(store, coding)
         self._settings = settings
         self._scanned: StoredBlocks | None = store.stock.blocks.stored()
         store.stock.blocks = Blocks()  # whoever scans has them; kept here they would cost 50 bytes each for good
@@ -144,6 +150,11 @@ class LmdbTier:
         self._scanned = None
         return self._writer.write(batch)
 
+    def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
+        """Check blocks where they lie, whether or not reads verify. Any thread; waits for the disk."""
+        self._check_usable()
+        return self._scrubber.scrub(blocks)
+
     def drop(self, namespace: int) -> Outcome:
         """Forget the namespace (engine-local id). DONE also if nothing of it was kept. The writer's thread."""
         self._check_usable()
@@ -178,6 +189,12 @@ class LmdbTier:
         self._check_usable()
         return self._room.left(length_bytes)
 
+    def fitting(self, strides_bytes: Sequence[int]) -> list[bool]:
+        """Of blocks with slots of these strides (whole pages), in this order, which ones writes would take now without
+        evicting."""
+        self._check_usable()
+        return self._room.fitting([stride // PAGE_BYTES for stride in strides_bytes])
+
     def excess_bytes(self) -> int:
         """How many bytes the filesystem lacks for `min_free`, or the capacity for what is stored, that this tier could
         give: evict whole extents.
@@ -199,6 +216,10 @@ class LmdbTier:
     def used_bytes(self) -> int:
         """Bytes of the slots that hold blocks. Any thread, no I/O."""
         return self._store.allocator.used_pages * PAGE_BYTES
+
+    def written(self) -> Written:
+        """What the disk was given since the store was opened. Any thread, no I/O."""
+        return self._writer.meter.written()
 
     def check(self) -> list[str]:
         """Recount slots and compare them with the index; an empty list means that all is well. Reads the index."""

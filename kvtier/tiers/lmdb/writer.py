@@ -18,6 +18,7 @@ evictions will need is not claimed, no sidecar is kept: records are bounded by t
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import lmdb
@@ -26,6 +27,7 @@ from kvtier.tiers.lmdb.blockfile import NO_SPACE
 from kvtier.tiers.lmdb.budget import Budget
 from kvtier.tiers.lmdb.coding import BlockCoding, Payload
 from kvtier.tiers.lmdb.index import Change, IndexFull
+from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
     HEADER_KEY,
@@ -40,6 +42,7 @@ from kvtier.tiers.lmdb.layout import (
     encode_namespace,
     encode_record,
 )
+from kvtier.tiers.lmdb.meter import Meter
 from kvtier.tiers.lmdb.opened import GENERATION_STEP, OpenStore
 from kvtier.tiers.lmdb.reader import lookup
 from kvtier.tiers.lmdb.room import Room
@@ -84,6 +87,7 @@ class BatchWriter:
         self._store = store
         self._room = room
         self._coding = coding
+        self.meter = Meter(store.folder)
         self._synced = store.header.durability != "none"
         self._recorded = dict(store.stock.strides)  # extent -> stride, as the index has it
         self._broken = ""  # why nothing can be committed any more
@@ -237,7 +241,12 @@ class BatchWriter:
     def _write_payload(self, writings: Sequence[_Writing]) -> Outcome | None:
         """Write and sync. Ends the items whose payload failed; returns why nothing of the batch can be kept."""
         ios = [writing.io for writing in writings if writing.io is not None]
-        self._store.slab.write(ios)
+        inline = isinstance(self._store.slab, InlineSlab)
+        with self.meter.commit() if inline else nullcontext():  # there blocks are written as pages of LMDB
+            self._store.slab.write(ios)
+        written = [io for io in ios if io.error is None]
+        slot_bytes = 0 if inline else sum(io.stride_bytes for io in written)
+        self.meter.payload(sum(io.length_bytes for io in written), slot_bytes)
         for writing, io in zip(writings, ios, strict=True):
             if io.error is not None:
                 status = Status.NO_ROOM if io.error.errno in NO_SPACE else Status.FAILED
@@ -265,6 +274,8 @@ class BatchWriter:
         owners = self._record(change, moving, new_names)
         self._forget_extents(change, leaving)
         left = self._store.allocator.owners_left_by(leaving) - set(owners.values())
+        if self._store.stock.unknown:
+            left = set()  # the names may belong to records that we cannot read
         change.namespaces.update((ID_KEY.pack(tier_id), None) for tier_id in left)  # epochs come and go for ever
         limit = self._store.generation_limit
         if self._store.generation_next > limit:
@@ -333,7 +344,8 @@ class BatchWriter:
         """Commit, letting the index grow within the capacity if it must. Returns why it did not happen."""
         while True:
             try:
-                self._store.index.commit(change)
+                with self.meter.commit():
+                    self._store.index.commit(change)
             except IndexFull:
                 if self._room.grow_index(evicting and not change.sidecar):  # the reserve is for blocks
                     continue

@@ -1,0 +1,116 @@
+"""A verb that is killed while it changes a store leaves it as it was, or further on, and never worse."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+
+from kvtier.cli.cmd_drop import drop
+from kvtier.cli.cmd_fsck import fsck
+from kvtier.cli.cmd_gc import gc
+from kvtier.errors import UsageError
+from kvtier.testing.fork import in_child
+from kvtier.testing.stores import StoreDriver
+from kvtier.tiers.lmdb import sweep
+from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.index import Change, Index
+from kvtier.tiers.lmdb.lock import StoreLock
+from kvtier.types import Status
+
+ONE, TWO = b"1" * 32, b"2" * 32
+STEPS = [(Index, "commit"), (Index, "copy_to"), (Index, "close"), (BlockFile, "punch"), (BlockFile, "cut")]
+STEPS += [(StoreLock, "write_state"), (Path, "replace")]
+
+
+def make(folder: Path) -> None:
+    """A closed store: 32 blocks that stay, and 32 of another namespace."""
+    store = StoreDriver(folder, ONE, durability="batch")
+    store.write(range(32), 16_384)
+    store.namespace = store.namespaces.id_of(TWO, cbor2.dumps({"name": "two"}))
+    store.write(range(100, 132), 16_384)
+    store.close()
+
+
+def dropped(folder: Path) -> None:
+    index = Index.open(folder / "index", "batch", 1 << 20)
+    index.commit(Change(namespaces={(2).to_bytes(4, "big"): None}))
+    index.close()
+
+
+def spoilt(folder: Path) -> None:
+    with (folder / "slab").open("r+b") as slab:
+        slab.seek(40 * 16_384)
+        slab.write(b"?")
+
+
+def die_at(step: int) -> None:
+    """Kill this process at its n-th step on the disk."""
+    left = [step]
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+
+        return call
+
+    for owner, name in STEPS:
+        setattr(owner, name, dying(getattr(owner, name)))
+    sweep.ROWS_AT_ONCE, sweep.COMPACT_BYTES_MIN, sweep.COMPACT_SHARE = 10, -1 << 30, -1
+
+
+def was_killed(step: int, verb: Callable[[Path], int], folder: Path) -> bool:
+    """Run the verb in a process of its own, which dies at a step if there are so many."""
+
+    def body() -> int:
+        die_at(step)
+        try:
+            return verb(folder)
+        except UsageError:  # it was dropped by the one that was killed
+            return 0
+
+    code = in_child(body)
+    assert code in (0, 1, -signal.SIGKILL)
+    return code == -signal.SIGKILL
+
+
+def served(folder: Path) -> int:
+    store = StoreDriver(folder, ONE, durability="batch")
+    store.rescan(range(32))
+    assert store.read(list(store.kept)) == [Status.DONE] * len(store.kept)
+    assert (store.tier.check(), store.tier.findings) == ([], [])
+    store.close()
+    return len(store.kept)
+
+
+VERBS: dict[str, tuple[Callable[[Path], None], Callable[[Path], int], int]] = {
+    "drop": (lambda folder: None, lambda folder: drop(folder, ["two"], yes=True), 4),
+    "gc": (dropped, gc, 10),
+    "fsck": (spoilt, lambda folder: fsck(folder, mend=True), 4),
+}
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_a_killed_verb(tmp_path: Path, verb: str) -> None:
+    """An operator's terminal that closes would cost the store."""
+    prepare, run, steps_min = VERBS[verb]
+    make(tmp_path / "kept")
+    prepare(tmp_path / "kept")
+    step = 0
+    killed = True
+    while killed:
+        step += 1
+        shutil.copytree(tmp_path / "kept", tmp_path / "s")
+        killed = was_killed(step, run, tmp_path / "s")
+        assert not was_killed(0, run, tmp_path / "s"), "the next run has no trouble"
+        assert (fsck(tmp_path / "s"), served(tmp_path / "s")) == (0, 32)
+        assert sorted(path.name for path in (tmp_path / "s" / "index").iterdir()) == ["data.mdb", "lock.mdb"]
+        shutil.rmtree(tmp_path / "s")
+    assert step > steps_min
