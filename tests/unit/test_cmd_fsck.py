@@ -174,12 +174,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], set[int], str]] = {
         set(),
         "has the same fingerprint",
     ),
+    "an id that cannot be": (
+        lambda f: change(f, Change(namespaces={ID_KEY.pack(1 << 31): encode_namespace(1 << 31, b"8" * 32, b"")})),
+        set(),
+        "an id that no writer gives",
+    ),
     "sidecar": (lambda f: change(f, Change(sidecar={b"counters": b"\xff"})), set(), "is not a CBOR map"),
 }
 
 
 def twice() -> dict[bytes, bytes | None]:
-    return {ID_KEY.pack(tier_id): encode_namespace(tier_id, b"9" * 32, b"") for tier_id in (0, 1 << 31)}
+    return {ID_KEY.pack(tier_id): encode_namespace(tier_id, b"9" * 32, b"") for tier_id in (4, 5)}
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES))

@@ -189,7 +189,10 @@ def decode_namespace(key: bytes, row: bytes) -> tuple[int, bytes, bytes]:
     fingerprint, description = fields.get("fingerprint"), fields.get("description")
     if len(key) != ID_KEY.size or type(fingerprint) is not bytes or type(description) is not bytes:
         raise CorruptBlock("namespace row with missing or misshapen fields")
-    return ID_KEY.unpack(key)[0], fingerprint, description
+    (tier_id,) = ID_KEY.unpack(key)
+    if not 1 <= tier_id <= NAMESPACE_MAX:
+        raise CorruptBlock(f"namespace {tier_id}, an id that no writer gives")
+    return tier_id, fingerprint, description
 
 
 def encode_limit(key: bytes, value: int) -> bytes:

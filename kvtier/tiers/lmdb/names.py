@@ -5,7 +5,6 @@ after a drop: records that a drop left behind stay nobody's. Id 0 is no namespac
 """
 
 from kvtier.blocks.namespace import NamespaceTable
-from kvtier.tiers.lmdb.layout import NAMESPACE_MAX
 
 
 class TierNames:
@@ -34,8 +33,8 @@ class TierNames:
     def add_stored(self, tier_id: int, fingerprint: bytes, description: bytes) -> None:
         """A namespace found in the store. Raises ValueError for what no writer gives."""
         local = self._table.id_of(fingerprint, description)
-        if not 1 <= tier_id <= NAMESPACE_MAX or local in self._to_tier:
-            raise ValueError("an id that cannot be, or a second one of the same namespace")
+        if local in self._to_tier:
+            raise ValueError("a second id of the same namespace")
         self.add(tier_id, local)
 
     def add(self, tier_id: int, local: int) -> None:

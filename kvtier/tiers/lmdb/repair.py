@@ -6,7 +6,7 @@ records of versions that this kvtier does not read are not touched.
 
 from kvtier.tiers.lmdb.examine import Examined
 from kvtier.tiers.lmdb.index import Change
-from kvtier.tiers.lmdb.layout import GENERATION_KEY, NAMESPACE_KEY, encode_limit
+from kvtier.tiers.lmdb.layout import GENERATION_KEY, GENERATION_MAX, NAMESPACE_KEY, NAMESPACE_MAX, encode_limit
 from kvtier.tiers.lmdb.offline import StoreReader
 
 NAMESPACE_MARGIN = 1 << 16  # ids that records may name which nobody can read
@@ -17,8 +17,8 @@ def repair(reader: StoreReader, found: Examined) -> Change:
     assert reader.damaged_rows is not None, "findings were kept with their rows"
     change = Change()
     limits = {
-        GENERATION_KEY: found.generation_newest + 1,
-        NAMESPACE_KEY: found.namespace_newest + 1 + NAMESPACE_MARGIN,
+        GENERATION_KEY: min(found.generation_newest + 1, GENERATION_MAX),
+        NAMESPACE_KEY: min(found.namespace_newest + 1 + NAMESPACE_MARGIN, NAMESPACE_MAX),
     }
     sidecar: dict[bytes, bytes | None] = {}
     for table, key in sorted(reader.damaged_rows):
