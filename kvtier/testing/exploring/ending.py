@@ -23,6 +23,7 @@ def wind_up(world: World) -> None:
     if isinstance(world.medium, GlassDisk):
         world.medium.squeeze(None)
     world.engine.underway.hurry()
+    world.deaf = 0  # else answers wait, and what they tell has changed when they are heard
     world.listen()
     _answer_all(world)
     send_away(world)
