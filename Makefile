@@ -35,7 +35,7 @@ demo: $(DEMO_READY)
 	$(BIN)/kvtier demo $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not soak" -n auto --dist worksteal
+	$(BIN)/python -m pytest -m "not soak" -n auto --dist loadgroup
 
 lint: $(TEST_READY)
 	$(BIN)/ruff format --check .

@@ -21,7 +21,8 @@ from kvtier.cli.demo.summary import summary_of
 
 PREFIX_TOKENS = 64
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]  # the first run on a machine converts the model
+# The first run on a machine converts the model, once: whoever needs it runs in one process, in the order of the files.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400), pytest.mark.xdist_group("the demo's model")]
 
 
 @pytest.fixture(scope="module")

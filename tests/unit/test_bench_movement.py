@@ -196,6 +196,7 @@ def test_ratios_are_of_the_same_round(part: Part) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.xdist_group("the demo's model")
 def test_steps_are_timed_one_by_one(part: Part) -> None:
     """A step would be the prompt, or several tokens."""
     pytest.importorskip("torch")
