@@ -4,6 +4,7 @@ Owns the columns, one cell per copy. Always: they are equally long, and each key
 Units: bytes; places and generations as the tier counts them.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -28,13 +29,20 @@ class StoredBlocks:
         """The same blocks in columns; nothing to do for those that are."""
         if isinstance(blocks, cls):
             return blocks
-        rows = list(blocks)
+        keys: list[StoreKey] = []
+        places, generations, lengths, strides = array("I"), array("Q"), array("I"), array("q")
+        for block in blocks:  # none outlives its turn: a list of them would leave holes of 100 bytes for each key
+            keys.append(block.key)
+            places.append(block.place)
+            generations.append(block.generation)
+            lengths.append(block.length_bytes)
+            strides.append(block.stride_bytes or page_aligned(block.length_bytes))
         return cls(
-            [block.key for block in rows],
-            np.array([block.place for block in rows], np.uint32),
-            np.array([block.generation for block in rows], np.uint64),
-            np.array([block.length_bytes for block in rows], np.uint32),
-            np.array([block.stride_bytes or page_aligned(block.length_bytes) for block in rows], np.int64),
+            keys,
+            np.array(places, np.uint32),
+            np.array(generations, np.uint64),
+            np.array(lengths, np.uint32),
+            np.array(strides, np.int64),
         )
 
     def __len__(self) -> int:

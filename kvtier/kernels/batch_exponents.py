@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier.blocks.coding import HEAD_BYTES
 from kvtier.kernels import exponents
 from kvtier.kernels.arrays import FORMATS, Bytes, item_bytes
-from kvtier.kernels.coded import EXP4, HEAD_BYTES, CodedHead
+from kvtier.kernels.coded import EXP4, CodedHead
 from kvtier.kernels.exponents import ESCAPE, ESCAPE_BYTES, GROUP_VALUES, HALF, Layout
 
 PIECE_GROUPS = 512

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.blocks.coding import FLOATS, LOSSY, Coding
+from kvtier.blocks.coding import FLOATS, HEAD_BYTES, LOSSY, Coding
 from kvtier.errors import CorruptBlock
 from kvtier.kernels.arrays import FORMATS, Bytes
 from kvtier.kernels.batch_exponents import BatchExponents
 from kvtier.kernels.batch_quantize import BatchQuantizer
-from kvtier.kernels.coded import CODECS, HEAD_BYTES, CodedHead, quantized_head
+from kvtier.kernels.coded import CODECS, CodedHead, quantized_head
 
 _NUMPY = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 

@@ -14,14 +14,12 @@ Units:  values, bytes.
 import struct
 from dataclasses import dataclass
 
+from kvtier.blocks.coding import HEAD_BYTES, SCALE_BYTES
 from kvtier.errors import CorruptBlock, UsageError
 from kvtier.kernels.arrays import NAMES, NUMBERS, Bytes, item_bytes
 
 RAW, INT8, FP8, EXP4 = 1, 2, 3, 4
 CODECS = {"int8": INT8, "fp8": FP8, "exp4": EXP4}
-LOSSY = frozenset({"int8", "fp8"})
-HEAD_BYTES = 16
-SCALE_BYTES = 2
 
 _HEAD = struct.Struct("<BBHIII")
 _U32_MAX = (1 << 32) - 1

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier.blocks.coding import HEAD_BYTES
 from kvtier.errors import CorruptBlock
 from kvtier.kernels.arrays import FORMATS, Bits, Bytes, item_bytes
-from kvtier.kernels.coded import EXP4, HEAD_BYTES, RAW, CodedHead, raw_head
+from kvtier.kernels.coded import EXP4, RAW, CodedHead, raw_head
 
 GROUP_VALUES = 64
 HALF = GROUP_VALUES // 2

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier.blocks.coding import HEAD_BYTES
 from kvtier.errors import CorruptBlock
 from kvtier.kernels.arrays import Bytes
-from kvtier.kernels.coded import CODECS, HEAD_BYTES, CodedHead, quantized_head
+from kvtier.kernels.coded import CODECS, CodedHead, quantized_head
 from kvtier.kernels.floats import (
     BFLOAT16_NAN,
     E4M3_LARGEST,

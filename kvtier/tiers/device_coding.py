@@ -7,7 +7,6 @@ Always: what one batch does is given to one stream in order (places, kernel, cop
 Units:   bytes, blocks, rows; addresses are integers.
 """
 
-import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.allocator.driver_cuda import CudaDriver
+from kvtier.allocator.lending import lent_memory, lent_pinned
 from kvtier.allocator.streams import Stream, whole
 from kvtier.blocks.coding import FLOATS, Coding, Codings
 from kvtier.errors import InvariantError, KvtierError
@@ -56,11 +56,10 @@ class _Shape:
 class _Lane:
     """One direction: a stream, tables and coded blocks on the device, and the host's side of the tables."""
 
-    def __init__(self, address: int, stream: Stream) -> None:
+    def __init__(self, address: int, stream: Stream, pinned: NDArray[np.uint8]) -> None:
         self.stream = stream
         self.tables, self.coded = address, address + _TABLES_BYTES
-        self.memory = mmap.mmap(-1, _TABLES_BYTES)
-        self.host = np.frombuffer(self.memory, np.uint32).reshape(3, BLOCKS_MAX)
+        self.host = pinned.view(np.uint32).reshape(3, BLOCKS_MAX)
         self.host[1] = np.arange(BLOCKS_MAX)
 
     def table(self, row: int) -> int:
@@ -83,7 +82,7 @@ class DeviceCoding:
         Raises UsageError for blocks that kernels cannot code, ConfigError without a compiler, DriverError or
         OutOfMemory if the device does not give what it needs.
         """
-        self._driver, self._streams, self._pool = driver, driver.streams, pool
+        self._streams = driver.streams
         self._launcher = DeviceLauncher(driver.calls, images or images_for(driver.architecture))
         shapes = [
             (coding, raw_bytes, _Cut.of(coding, raw_bytes, pool))
@@ -97,16 +96,14 @@ class DeviceCoding:
             undo.callback(self._launcher.close)
             for dtype in {coding.dtype for coding, _, _ in shapes}:
                 self._launcher.prepare(variant_of("quantize", dtype))
-            address = self._take(records_bytes + 2 * lane_bytes, undo)
+            address = undo.enter_context(lent_memory(driver, records_bytes + 2 * lane_bytes))
             self._lanes = []
             for number in range(2):
                 stream = self._streams.make_stream()
                 undo.callback(self._drop, stream)
-                lane = _Lane(address + records_bytes + number * lane_bytes, stream)
-                driver.register(lane.host.ctypes.data, _TABLES_BYTES)
-                undo.callback(driver.unregister, lane.host.ctypes.data)
+                pinned = undo.enter_context(lent_pinned(driver, _TABLES_BYTES))
                 undo.callback(self._settle, stream)
-                self._lanes.append(lane)
+                self._lanes.append(_Lane(address + records_bytes + number * lane_bytes, stream, pinned))
             self._shapes = dict(enumerate(self._uploaded(address, shapes)))
             self._undo = undo.pop_all()
 
@@ -209,19 +206,6 @@ class DeviceCoding:
     def _copy(self, pieces: Sequence[Piece], lane: _Lane, *, settled: bool) -> None:
         targets, sources, lengths = (np.array(column, np.uint64) for column in zip(*pieces, strict=True))
         self._streams.copy(targets, sources, lengths, lane.stream, settled=settled)
-
-    def _take(self, wanted_bytes: int, undo: ExitStack) -> int:
-        """The address of so much memory on the device, given back by `undo`."""
-        driver = self._driver
-        length_bytes = -(-wanted_bytes // driver.granule_bytes) * driver.granule_bytes
-        addresses = driver.reserve(length_bytes)
-        undo.callback(driver.free_range, addresses)
-        handle = driver.create(length_bytes)
-        undo.callback(driver.release, handle)
-        driver.map(addresses, 0, handle)
-        undo.callback(driver.unmap, addresses, 0, length_bytes)
-        driver.set_access(addresses, 0, length_bytes, write=True)
-        return addresses.address
 
     def _settle(self, stream: Stream) -> None:
         """What cannot be waited for costs nothing but that: the rest is still given back."""

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from kvtier.blocks.coding import LOSSY, Coding
+from kvtier.blocks.coding import HEAD_BYTES, LOSSY, Coding
 from kvtier.kernels import exponents, quantize
 from kvtier.kernels.arrays import item_bytes
 from kvtier.kernels.batch_exponents import PIECE_GROUPS
 from kvtier.kernels.batch_quantize import PIECE_VALUES, BatchQuantizer
 from kvtier.kernels.block_coder import BlockCoder, check_head
-from kvtier.kernels.coded import EXP4, HEAD_BYTES, coded_bytes_max
+from kvtier.kernels.coded import EXP4, coded_bytes_max
 from kvtier.kernels.exponents import ESCAPE_BYTES, Layout
 from tests.kernels.bit_patterns import DTYPES, bits_type, normal, specials
 

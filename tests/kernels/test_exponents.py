@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from kvtier.blocks.coding import HEAD_BYTES
 from kvtier.errors import CorruptBlock
 from kvtier.kernels import exponents
-from kvtier.kernels.coded import EXP4, HEAD_BYTES, RAW, CodedHead, coded_bytes_max
+from kvtier.kernels.coded import EXP4, RAW, CodedHead, coded_bytes_max
 from kvtier.kernels.exponents import GROUP_VALUES, VALUES_MAX, Layout
 from kvtier.kernels.reference import ReferenceKernels
 from tests.kernels.bit_patterns import DTYPES, bits_type, normal, specials

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from kvtier.blocks.coding import HEAD_BYTES
 from kvtier.errors import CorruptBlock, UsageError
 from kvtier.kernels import quantize
 from kvtier.kernels.arrays import FORMATS
-from kvtier.kernels.coded import HEAD_BYTES
 from kvtier.kernels.floats import LARGEST, e4m3_to_float, float_to_e4m3, to_float
 from kvtier.kernels.quantize import CODE_LARGEST
 from kvtier.kernels.reference import ReferenceKernels

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from kvtier.blocks.codec import checksum
-from kvtier.blocks.coding import UNCODED, Codings
+from kvtier.blocks.coding import HEAD_BYTES, UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cli.cmd_inspect import inspect
 from kvtier.errors import CorruptBlock
 from kvtier.kernels import quantize
-from kvtier.kernels.coded import HEAD_BYTES
 from kvtier.kernels.floats import float_to_bfloat16
 from kvtier.testing.tiers import key_of, slot_buffer
 from kvtier.tiers.lmdb import layout

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 import kvtier
-from kvtier.blocks.coding import CODECS, FLOATS, Coding
-from kvtier.kernels.coded import HEAD_BYTES
+from kvtier.blocks.coding import CODECS, FLOATS, HEAD_BYTES, Coding
 from kvtier.kernels.exponents import Layout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compression.md").read_text()

@@ -50,24 +50,12 @@ class Audit:
         Beside a writer a list is soon out of date: of a place that has another block by the time its turn comes,
         that block is checked.
         """
-        for listed in self._batches(records):
+        for listed in batches(records, self._batch_bytes, _BATCH_BLOCKS):
             current, gone = self._renewed(listed)
             if gone:
                 yield gone
-            for batch in self._batches(current):
+            for batch in batches(current, self._batch_bytes, _BATCH_BLOCKS):
                 yield self._judge(batch)
-
-    def _batches(self, records: Iterable[StoredRecord]) -> Iterator[list[StoredRecord]]:
-        batch: list[StoredRecord] = []
-        batch_bytes = 0
-        for stored in records:
-            if batch and (batch_bytes + stored.stride_bytes > self._batch_bytes or len(batch) == _BATCH_BLOCKS):
-                yield batch
-                batch, batch_bytes = [], 0
-            batch.append(stored)
-            batch_bytes += stored.stride_bytes
-        if batch:
-            yield batch
 
     def _renewed(self, listed: list[StoredRecord]) -> tuple[list[StoredRecord], list[Audited]]:
         """The records at the same places now, and a verdict for those without one."""
@@ -123,3 +111,17 @@ class Audit:
         if not file.direct:
             for stored in batch:
                 file.forget_cached(self._reader.offset_of(stored), stored.stride_bytes)
+
+
+def batches(records: Iterable[StoredRecord], bytes_max: int, blocks_max: int) -> Iterator[list[StoredRecord]]:
+    """The records in their order, in lists of at most so many blocks and bytes of slots; a larger one by itself."""
+    batch: list[StoredRecord] = []
+    batch_bytes = 0
+    for stored in records:
+        if batch and (batch_bytes + stored.stride_bytes > bytes_max or len(batch) == blocks_max):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(stored)
+        batch_bytes += stored.stride_bytes
+    if batch:
+        yield batch

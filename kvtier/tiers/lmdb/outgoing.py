@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers.lmdb.audit import BATCH_BYTES, Audit, Verdict
+from kvtier.tiers.lmdb.audit import BATCH_BYTES, Audit, Verdict, batches
 from kvtier.tiers.lmdb.layout import PLACE_KEY
 from kvtier.tiers.lmdb.offline import StoredRecord, StoreReader
 from kvtier.tiers.lmdb.slab import SlotIO
@@ -55,7 +55,7 @@ class OutgoingBlocks:
             records = zip(self._reader.records_at(keys), generations, strict=True)
             found = [one for one, generation in records if one is not None and one.record.generation == generation]
             self.verdicts[Verdict.MOVED] += len(keys) - len(found)
-            for batch in self._cut(found):
+            for batch in batches(found, self._batch_bytes, len(found)):
                 yield self._read(batch)
 
     def _in_order(self, after: int) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
@@ -68,18 +68,6 @@ class OutgoingBlocks:
         unordered = np.frombuffer(generations, np.uint64)
         order = np.argsort(unordered, kind="stable")
         return unordered[order], np.frombuffer(bytes(places), f"V{PLACE_KEY.size}")[order]
-
-    def _cut(self, found: Sequence[StoredRecord]) -> Iterator[list[StoredRecord]]:
-        batch: list[StoredRecord] = []
-        batch_bytes = 0
-        for stored in found:
-            if batch and batch_bytes + stored.stride_bytes > self._batch_bytes:
-                yield batch
-                batch, batch_bytes = [], 0
-            batch.append(stored)
-            batch_bytes += stored.stride_bytes
-        if batch:
-            yield batch
 
     def _read(self, batch: Sequence[StoredRecord]) -> list[Block]:
         if batch[0].stride_bytes > len(self._buffer):  # a single block, larger than a batch
