@@ -34,8 +34,9 @@ help:
 demo: $(DEMO_READY)
 	$(BIN)/kvtier demo $(ARGS)
 
+# Without a restart: a process of tests that crashed fails the run, where a new one would leave it waiting for ever.
 test: lint
-	$(BIN)/python -m pytest -m "not soak" -n auto --dist loadgroup
+	$(BIN)/python -m pytest -m "not soak" -n auto --dist loadgroup --max-worker-restart 0
 
 lint: $(TEST_READY)
 	$(BIN)/ruff format --check .

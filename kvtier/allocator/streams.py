@@ -9,8 +9,8 @@ Units:  bytes; addresses are integers, of the device or of pinned host memory al
 import ctypes
 import errno
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -160,6 +160,17 @@ def whole(streams: Streams, stream: Stream) -> Iterator[None]:
         except KvtierError as error:
             raise DeviceLost(f"a stream that failed ({failure}) cannot be waited for: {error}") from error
         raise
+
+
+def drop_streams(streams: Streams, several: Iterable[Stream]) -> None:
+    """Wait for each of several streams and drop it, also when the driver fails: what another still does uses memory.
+
+    Raises the last failure, with those before it as its context.
+    """
+    with ExitStack() as ending:
+        for stream in several:
+            ending.callback(streams.drop_stream, stream)
+            ending.callback(streams.finish, stream)
 
 
 def expect_pieces(targets: Addresses, sources: Addresses, lengths_bytes: Addresses) -> None:

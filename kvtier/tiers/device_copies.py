@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
-from kvtier.allocator.streams import Addresses, Stream, Streams, whole
+from kvtier.allocator.streams import Addresses, Stream, Streams, drop_streams, whole
 from kvtier.errors import InvariantError, KvtierError
 from kvtier.tiers.arrivals import Arrival
 from kvtier.tiers.slots import address_of, zero
@@ -93,9 +93,7 @@ class DeviceCopies:
 
     def close(self) -> None:
         """Wait for both streams and drop them."""
-        for stream in (self._down, self._up):
-            self._streams.finish(stream)
-            self._streams.drop_stream(stream)
+        drop_streams(self._streams, (self._down, self._up))
 
     def _copy(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int], stream: Stream) -> None:
         """Copy, and wait for that in this thread. Other threads may use the same stream meanwhile."""

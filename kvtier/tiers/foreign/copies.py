@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.allocator.streams import Streams
+from kvtier.allocator.streams import Streams, drop_streams
 from kvtier.clock import Clock
 from kvtier.errors import DeviceLost, KvtierError, UsageError
 from kvtier.notices import say_once
@@ -108,9 +108,7 @@ class ForeignCopies:
 
     def close(self) -> None:
         """Wait for both streams and drop them."""
-        for stream in self.streams.values():
-            self._all_streams.finish(stream)
-            self._all_streams.drop_stream(stream)
+        drop_streams(self._all_streams, self.streams.values())
 
     # ------------------------------------------------------------ inside
 
