@@ -197,11 +197,13 @@ async def test_a_close_that_ran_out_of_time_counts_what_a_slow_write_saved_after
     gate = Gate(tier(cache, 2))
     gate.hold("write")
     await aserve(cache, keys)
+    flushing = asyncio.create_task(cache.flush())
+    await asyncio.to_thread(gate.wait_for, "write")  # before the time runs, which a busy machine would use up
     closing = asyncio.create_task(cache.aclose(flush_s=0.05))
-    await asyncio.to_thread(gate.wait_for, "write")
     await asyncio.to_thread(closing_begins, cache)
     gate.let_go()
     lost = await closing
+    await asyncio.gather(flushing, return_exceptions=True)
     async with kvtier.open(config) as cache:
         assert cache.peek(keys).tiers["lmdb"] == (5 - lost) * BLOCK_TOKENS
 
