@@ -58,6 +58,7 @@ DECIDING_ENGINE = {
     "promotion",
     "rates",
     "reservations",
+    "settlement",
     "resizing",
     "scrubbing",
     "rewarming",

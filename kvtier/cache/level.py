@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvtier.allocator.slot_pool import SlotPool
 from kvtier.allocator.vmm import Geometry
 from kvtier.blocks.coding import UNCODED, Codings
+from kvtier.errors import Asleep, DeviceLost
 from kvtier.policies.base import Policy
 from kvtier.policies.gate import Gate
 from kvtier.policies.wear import Written
@@ -59,6 +60,21 @@ class Level:
     scrub_bytes_per_s: int = 0  # how fast stored blocks are checked when nobody asked for them; 0: they are not
     starved_until_s: float = 0.0  # a write was just refused for room: evict before the next
     gate: Gate | None = None  # who is copied down into it; None: everybody
+
+    def expect_device(self) -> None:
+        """Raises DeviceLost when it has no slots any more."""
+        if self.lost:
+            raise self.device_lost()
+
+    def expect_awake(self) -> None:
+        """Raises Asleep when its memory is with the machine, or goes there; DeviceLost when its device is gone."""
+        self.expect_device()
+        if self.asleep:
+            raise Asleep(f"tier {self.name} sleeps and has no slots: wake the cache first")
+
+    def device_lost(self) -> DeviceLost:
+        """What those hear who want something of it once its device is gone."""
+        return DeviceLost(f"the device of tier {self.name} is lost: open the cache anew; what lies below is kept")
 
     @property
     def persistent(self) -> bool:

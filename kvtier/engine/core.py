@@ -253,7 +253,7 @@ class Core:
 
     def refuse_if_lost(self) -> None:
         """Raises DeviceLost if the top tier's device is gone."""
-        self._leases.refuse_if_lost()
+        self.residency.levels[0].expect_device()
 
     def submit_sleep(self) -> int:
         """Give all memory of the top tier back, contents copied down first; `Slept` comes from `poll`."""
@@ -306,7 +306,7 @@ class Core:
         if not self.residency.levels[tier].lost:
             self.residency.abandon(tier)
             self._leases.device_lost()
-            lost = self._leases.lost(tier)
+            lost = self.residency.levels[tier].device_lost()
             self._answers += [(ticket, lost) for ticket in self._memory.give_up(tier)]
 
     def _give_up_on_tiers(self) -> None:

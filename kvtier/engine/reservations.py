@@ -3,8 +3,7 @@
 Owns the lease records. A reservation takes all its slots at once or none. The prefix that lies in the top tier is
 shared and held; what lies below is promoted into placed copies that anybody may join (one transfer per key), or read
 where it is, if the top tier's readers can; the rest of the slots are private to the lease until it commits them. When
-the last promotion ended, failed or met its deadline, the lease is settled: its prefix is cut at the first block that is
-not there, and every block from the cut on gets a private slot, so that the caller never writes where others read.
+the last promotion ended, failed or met its deadline, the lease is settled (`Settlement`).
 
 Units: handles, slots, tokens, seconds of the engine's clock.
 """
@@ -12,21 +11,20 @@ Units: handles, slots, tokens, seconds of the engine's clock.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from math import lcm
 
 from kvtier.blocks.spec import BlockSpec
-from kvtier.cache.lease_slots import shared_and_private, used_blocks
+from kvtier.cache.lease_slots import shared_and_private
 from kvtier.cache.leases import Lease, LeaseRecord, Match, NoRoom, Phase
-from kvtier.cache.pins import unpin, unpin_tier
-from kvtier.cache.prefix import tokens_by_tier
+from kvtier.cache.pins import unpin_tier
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.commits import Commits
 from kvtier.engine.governor import Governor
 from kvtier.engine.hints import Hints
-from kvtier.engine.lease_counts import count_decision, count_restored
+from kvtier.engine.lease_counts import count_decision
 from kvtier.engine.planner import Planner
-from kvtier.errors import Asleep, DeviceLost, UsageError
+from kvtier.engine.settlement import Settlement
+from kvtier.errors import DeviceLost, UsageError
 from kvtier.events import Reason
 from kvtier.policies.base import Access
 from kvtier.types import BlockKey, store_key
@@ -54,6 +52,7 @@ class Reservations:
         self._governor = governor
         self._hints = hints
         self._commits = Commits(residency, specs)
+        self._settlement = Settlement(residency, planner.promotions, governor, sizes)
         self._sizes = tuple(sizes)  # block_tokens of each group
         self._layers = frozenset(segment.layer for spec in specs for segment in spec.segments)
         self._records: dict[int, LeaseRecord] = {}
@@ -76,7 +75,7 @@ class Reservations:
         tokens_total = blocks_total * self._sizes[0]
         if tokens_total < match.tokens:
             raise UsageError(f"blocks_total={blocks_total} covers {tokens_total} tokens, the match has {match.tokens}")
-        self.refuse_if_asleep()
+        self._residency.levels[0].expect_awake()
         hits, sources = self._available(match)
         decision = self._governor.choose(hits, sources, deadline_s, now_s)
         count_decision(self._residency.counters, decision)
@@ -166,7 +165,7 @@ class Reservations:
         record.in_place.add(handle)
 
     def _wait_for(self, record: LeaseRecord, handle: int) -> None:
-        if self._comes(record, handle):
+        if self._settlement.comes(record, handle):
             return
         record.waiting.add(handle)
         self._waiters.setdefault(handle, set()).add(record.lease_id)
@@ -182,17 +181,6 @@ class Reservations:
             self._stop_waiting(record)
             self._settle(record)
 
-    def refuse_if_lost(self, tier: int = 0) -> None:
-        """Raises DeviceLost when a tier has no slots any more."""
-        if self._residency.levels[tier].lost:
-            raise self.lost(tier)
-
-    def refuse_if_asleep(self, tier: int = 0) -> None:
-        """Raises Asleep when a tier's memory is with the machine, or goes there; DeviceLost as the other does."""
-        self.refuse_if_lost(tier)
-        if self._residency.levels[tier].asleep:
-            raise Asleep(f"tier {self._residency.levels[tier].name} sleeps and has no slots: wake the cache first")
-
     def refuse_if_leased(self) -> None:
         """Raises UsageError, with the owners, while somebody holds slots or waits for some."""
         if self._records:
@@ -203,22 +191,17 @@ class Reservations:
                 f"{', '.join(map(repr, owners[:OWNERS_TOLD]))}{more}: release them before it sleeps"
             )
 
-    def lost(self, tier: int) -> DeviceLost:
-        """What those hear who want something of a tier whose device is lost."""
-        name = self._residency.levels[tier].name
-        return DeviceLost(f"the device of tier {name} is lost: open the cache anew; what lies below is kept")
-
     def device_lost(self) -> None:
         """Nobody waits for slots that are gone; what is leased stays so until it is released."""
         for record in [r for r in self._records.values() if r.phase is Phase.LOADING]:
             self._forget(record)
-            self.ended.append((record.lease_id, self.lost(0)))
+            self.ended.append((record.lease_id, self._residency.levels[0].device_lost()))
 
     def enqueued(self, handles: Sequence[int]) -> None:
         """A stream brings these blocks: leases that were reserved so wait for them no more, their kernels do."""
         for handle in handles:
             for record in [self._records[lease_id] for lease_id in self._waiters.get(handle, ())]:
-                if self._comes(record, handle):
+                if self._settlement.comes(record, handle):
                     record.waiting.remove(handle)
                     self._waiters[handle].discard(record.lease_id)
                     self._settle_if_complete(record)
@@ -262,77 +245,26 @@ class Reservations:
         record.waiting.clear()
 
     def _settle(self, record: LeaseRecord) -> None:
-        tokens = self._tokens_ready(record)
         needed = sum(len(slots) for slots in record.slots)
-        if tokens < record.tokens_matched and not self._cut(record, tokens):
+        lease = self._settlement.settle(record)
+        if lease is None:
             self._forget(record)
             self._refuse(record, needed)
-            return
-        record.phase = Phase.ACTIVE
-        for slots, handles in zip(record.slots, record.hits, strict=True):
-            for index, handle in enumerate(handles):
-                if handle in record.in_place:
-                    slots[index] = ~self._directory.place(handle, self._goal)
-        self._touch(record, Access.REUSE)
-        unpin(self._residency, record.match)
-        names = [level.name for level in self._residency.levels]
-        tiers = tokens_by_tier(record.sources, self._sizes, tokens, names)
-        count_restored(self._residency.counters, tokens, tiers, self._governor.prefill_s(tokens) or 0.0)
-        coming = (self._promotions.arrival(handle) for handle in _flat(record.hits))
-        record.lease = Lease(record, tokens, tiers, list(dict.fromkeys(a for a in coming if a is not None)))
-        self.ended.append((record.lease_id, record.lease))
-
-    def _tokens_ready(self, record: LeaseRecord) -> int:
-        step = lcm(*self._sizes)
-        tokens = record.tokens_matched
-        for handles, slots, size in zip(record.hits, record.slots, self._sizes, strict=True):
-            ready = 0
-            while ready < len(handles) and self._is_there(record, handles[ready], slots[ready]):
-                ready += 1
-            tokens = min(tokens, ready * size)
-        return tokens // step * step
-
-    def _is_there(self, record: LeaseRecord, handle: int, slot: int) -> bool:
-        if slot < 0:
-            return handle in record.in_place
-        return self._directory.is_ready(handle, 0) or self._comes(record, handle)
-
-    def _comes(self, record: LeaseRecord, handle: int) -> bool:
-        """Whether a stream brings the block, and the lease's kernels will wait for that."""
-        return record.streamed and self._promotions.arrival(handle) is not None
-
-    def _cut(self, record: LeaseRecord, tokens: int) -> bool:
-        """Replace the shared slots behind the cut by private ones. False if there are none to take."""
-        self._residency.counters.add("failed_cuts", int(record.failed))
-        keep = [tokens // size for size in self._sizes]
-        surplus = sum(len(hits) - kept for hits, kept in zip(record.hits, keep, strict=True))
-        for hits, slots, kept in zip(record.hits, record.slots, keep, strict=True):
-            behind = list(zip(hits[kept:], slots[kept:], strict=False))
-            in_place = record.in_place.intersection(hits[kept:])
-            record.in_place -= in_place
-            self._residency.unhold(in_place, self._goal)
-            self._residency.unhold([handle for handle, slot in behind if slot >= 0], 0)
-        fresh = self._residency.take(0, surplus, drop_dirty=True)
-        for group, kept in enumerate(keep):
-            hits = record.hits[group]
-            count = len(hits) - kept
-            record.slots[group][kept : len(hits)] = [] if fresh is None else [fresh.pop() for _ in range(count)]
-            record.writable.update(record.slots[group][kept:])
-            del hits[kept:]
-        return fresh is not None
+        else:
+            self.ended.append((record.lease_id, lease))
 
     # ------------------------------------------------------------ commit and release
 
     def commit(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """Publish the keys of slots that the lease has written. All pairs are checked before the first is published."""
-        self.refuse_if_asleep()
+        self._residency.levels[0].expect_awake()
         record = self._active(lease)
         self._commits.check(record, pairs)
         self._commits.publish(record, pairs)
 
     def promise(self, lease: Lease, pairs: Sequence[tuple[int, BlockKey]]) -> None:
         """These slots get these names when the work on them is over. Raises as `commit` does, and promises nothing."""
-        self.refuse_if_asleep()
+        self._residency.levels[0].expect_awake()
         record = self._active(lease)
         self._commits.check(record, pairs)
         record.promised |= dict(pairs)
@@ -356,7 +288,7 @@ class Reservations:
         record = self._records.get(lease_id)
         if record is not None:
             if record.phase is Phase.ACTIVE:
-                self._hints.served(record.match.session, self._touch(record, Access.RELEASE))
+                self._hints.served(record.match.session, self._settlement.touch(record, Access.RELEASE))
             self._forget(record)
 
     def release_owner(self, owner: str) -> int:
@@ -383,14 +315,6 @@ class Reservations:
         self._residency.unhold(shared, 0)
         self._residency.unhold(record.in_place, self._goal)
         record.in_place.clear()
-
-    def _touch(self, record: LeaseRecord, access: Access) -> list[int]:
-        """Deepest blocks first, so that the shallow ones leave last; returns them in this order."""
-        levels = self._residency.levels
-        rows = used_blocks(record, levels[0].slots, levels[self._goal].slots)
-        for row in rows:
-            self._residency.touch(row, access)
-        return _flat(rows)
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -53,7 +53,7 @@ class TierMemory:
         if tier_name not in self._names:
             raise UsageError(f"there is no tier {tier_name!r}; {suggestion(tier_name, self._names)}")
         tier = self._names.index(tier_name)
-        self._leases.refuse_if_asleep(tier)
+        self._residency.levels[tier].expect_awake()
         room = self._residency.levels[tier].room
         if room is not None and room.capacities is not None:
             self._planner.capacities.begin(ticket, tier, size_bytes)
@@ -92,7 +92,7 @@ class TierMemory:
             self._awake.append((ticket, Woken(there * geometry.granule_bytes, 0)))
 
     def _sleeping_geometry(self) -> Geometry:
-        self._leases.refuse_if_lost(TOP)
+        self._residency.levels[TOP].expect_device()
         geometry = self._residency.levels[TOP].geometry
         if geometry is None:
             raise UsageError(

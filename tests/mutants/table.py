@@ -46,9 +46,9 @@ NAMED = (
     ),
     Mutant(
         "publish before commit: load",
-        "engine/reservations.py",
-        "return self._directory.is_ready(handle, 0) or self._comes(record, handle)",
-        "return self._directory.state(handle, 0) is not State.GONE",
+        "engine/settlement.py",
+        "return self._directory.is_ready(handle, 0) or self.comes(record, handle)",
+        "return True",
         "a lease counts blocks as ready whose load is under way",
     ),
     Mutant(
@@ -160,8 +160,8 @@ DRAWN = (
     ),
     Mutant(
         "drawn 24",
-        "engine/reservations.py",
-        "return self._directory.is_ready(handle, 0) or self._comes(record, handle)",
+        "engine/settlement.py",
+        "return self._directory.is_ready(handle, 0) or self.comes(record, handle)",
         "return self._directory.is_ready(handle, 1) or self._comes(record, handle)",
         "a lease asks the tier below whether its blocks are there",
     ),
