@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.directory import Directory
@@ -336,47 +336,3 @@ class Residency:
             if level.policy.remembers(handle) or (level.gate and level.gate.remembers(handle)):
                 return
         self.directory.retire(handle)
-
-    # ------------------------------------------------------------ asked
-
-    def stats(self, tier: int) -> dict[str, Any]:
-        """Sizes and counters of a tier as plain data."""
-        level = self.levels[tier]
-        stats: dict[str, Any] = {
-            "blocks": self.directory.ready[tier],
-            "blocks_idle": self.directory.idle[tier],
-            "blocks_idle_clean": self.directory.idle_clean[tier],
-            "capacity_bytes": level.capacity_bytes,
-        }
-        if level.pool is not None:
-            stats |= {
-                "slots": level.pool.slots_total - level.pool.slots_withdrawn if level.capacity_bytes else 0,
-                "slots_free": level.pool.slots_free,
-                "slots_quarantined": level.pool.slots_quarantined,
-            }
-        if level.room is not None:
-            stats["used_bytes"] = level.room.used_bytes()
-        return stats | self.counters.of_tier(tier)
-
-    def check(self) -> list[str]:
-        """Recount directory, pools and policies against each other."""
-        findings = [*self.directory.check(), *self.ranks.check()]
-        for tier, level in enumerate(self.levels):
-            findings += [f"{level.name}: {finding}" for finding in level.policy.check()]
-            if len(level.policy) != self.directory.ready[tier]:
-                findings.append(
-                    f"{level.name}: policy knows {len(level.policy)}, READY are {self.directory.ready[tier]}"
-                )
-            if level.pool is not None:
-                findings += [f"{level.name}: {finding}" for finding in level.pool.check()]
-                findings += self._misplaced(tier, self.directory.handles())
-        return findings
-
-    def _misplaced(self, tier: int, handles: Iterable[int]) -> list[str]:
-        pool = self.levels[tier].slots
-        return [
-            f"{self.levels[tier].name}: handle {handle} says slot {slot}, which holds {pool.occupant(slot)}"
-            for handle in handles
-            if self.directory.state(handle, tier) is not State.GONE
-            and pool.occupant(slot := self.directory.place(handle, tier)) != handle
-        ]

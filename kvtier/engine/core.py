@@ -19,6 +19,7 @@ from kvtier.blocks.hashing import Keys
 from kvtier.blocks.layer_parts import layer_parts
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
+from kvtier.cache.account import recount, stats_of
 from kvtier.cache.adoption import adopt
 from kvtier.cache.leases import Arrival, Found, Lease, Match, NoRoom, Phase
 from kvtier.cache.level import Level
@@ -362,7 +363,7 @@ class Core:
             "batches_in_flight": len(self.planner.flight),
             **self.counters.engine(),
             "tiers": {
-                name: self.residency.stats(tier) | self.planner.stats(tier) for tier, name in enumerate(self._names)
+                name: stats_of(self.residency, tier) | self.planner.stats(tier) for tier, name in enumerate(self._names)
             },
         }
 
@@ -372,7 +373,7 @@ class Core:
 
     def check(self) -> list[str]:
         """Recount everything; an empty list means all invariants hold."""
-        return self.residency.check()
+        return recount(self.residency)
 
     # ------------------------------------------------------------ inside
 
