@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.cli.inspect.show import size
+from kvtier.cli.paper import plain
 from kvtier.cli.store.choice import chosen, name_of
 from kvtier.cli.store.target import folder_of
 from kvtier.errors import UsageError
@@ -62,7 +63,7 @@ def _shown(reader: StoreReader, ids: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    name = f" {row['name']}" if row["name"] else ""
+    name = f" {plain(row['name'])}" if row["name"] else ""
     return f"{row['fingerprint']}{name}: {row['blocks']:,} blocks, {size(row['payload_bytes'])}"
 
 

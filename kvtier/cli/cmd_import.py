@@ -23,9 +23,11 @@ from kvtier.tiers.bundle.manifest import Manifest, digest_of
 from kvtier.tiers.bundle.reading import read_manifest
 from kvtier.tiers.lmdb.foreign import header_of
 from kvtier.tiers.lmdb.layout import FORMATS, LOCK_NAME
+from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.store import LmdbTier
 
 DONE, FINDINGS = 0, 1
+WHERE = "import"  # in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,14 @@ class Target:
     min_free_bytes: int
     durability: str
     payload: str
+
+    def expect_room_for(self, bundle: Path, manifest: Manifest) -> None:
+        """Raises BundleError or ConfigError, before a byte of the blocks is read, if the store could not take them."""
+        if manifest.block_bytes_max > self.capacity_bytes:
+            raise BundleError(str(bundle), "one of its blocks is larger than the store", "Give the store more capacity")
+        if not self.exists:
+            wanted = self.capacity_bytes, manifest.block_bytes_max, self.min_free_bytes, self.durability
+            Settings(WHERE, *wanted, io_threads=1, payload=self.payload).check_new()
 
 
 def import_(
@@ -86,8 +96,7 @@ async def _imported(target: Target, bundle: Path, digest: str | None, quiet: boo
     manifest = await _manifest(bundle, digest)
     if not manifest.blocks:
         return manifest, Imported()
-    if manifest.block_bytes_max > target.capacity_bytes:
-        raise BundleError(str(bundle), "one of its blocks is larger than the store", "Give the store more capacity")
+    target.expect_room_for(bundle, manifest)
     names = NamespaceTable()
     slots = BundledSlots()
     opening = partial(_opened, target, manifest, names, slots)
@@ -115,7 +124,7 @@ def _opened(target: Target, manifest: Manifest, names: NamespaceTable, slots: Bu
     return closing(
         LmdbTier.open(
             target.folder,
-            name="import",
+            name=WHERE,
             namespaces=names,
             capacity_bytes=target.capacity_bytes,
             length_bytes_max=manifest.block_bytes_max,
@@ -144,6 +153,7 @@ def _show(target: Target, manifest: Manifest, found: Imported) -> None:
     print(f"{target.folder}: {found.imported:,} blocks were imported, of {of_all}")
     for name, what in (
         ("present", "were there already"),
+        ("repeated", "come again in the bundle, and newer"),
         ("left_out", "were left out: there is no room for them, and they are the oldest"),
         ("no_room", "found no room"),
         ("failed", "were refused by the disk"),

@@ -1,4 +1,4 @@
-"""Tables that keep all their figures, however narrow the terminal.
+"""What is printed for people: tables that keep all their figures, however narrow the terminal, and plain text.
 
 Owns no state. Always: columns that may not fold are printed whole; a terminal that is too narrow wraps the lines.
 """
@@ -10,6 +10,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 WIDTH_MAX = 10_000  # characters
+
+
+def plain(text: str) -> str:
+    """Text that somebody else made, so that it stays in its line and steers no terminal: `\\x1b` for an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def new_table(title: str | None = None) -> Table:

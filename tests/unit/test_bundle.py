@@ -118,6 +118,45 @@ def test_an_interrupted_export_goes_on(tmp_path: Path) -> None:
     assert read(tmp_path / "b") == wanted(range(10))
 
 
+def test_an_export_that_ended_in_its_first_moment_goes_on(tmp_path: Path) -> None:
+    """What a full disk, or a kill, leaves of the first manifest would bar the folder for ever."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "manifest.cbor.new").write_bytes(b"half a mani")
+    write(tmp_path / "b", range(10))
+    assert read(tmp_path / "b") == wanted(range(10))
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    """Two exports into one folder would both end well, with a bundle that nobody can read."""
+
+    async def run() -> None:
+        first = await BundleWriter.begin(tmp_path / "b", EMPTY)
+        for _ in range(2):  # one that is refused leaves the lock to the first
+            with pytest.raises(BundleError, match="another export is writing it"):
+                await BundleWriter.begin(tmp_path / "b", EMPTY)
+        await first.add([outgoing(0)])
+        await first.finish()
+        await first.close()
+        await first.close()
+
+    asyncio.run(run())
+    assert read(tmp_path / "b") == wanted(range(1))
+    with pytest.raises(BundleError, match="complete bundle already"):  # nobody is writing it any more
+        write(tmp_path / "b", range(3))
+
+
+def test_a_block_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle whose block is a hole of some gigabytes would end in a traceback."""
+
+    def feed(scan: PartScan, data: bytes) -> list[object]:
+        raise MemoryError
+
+    write(tmp_path / "b", range(3))
+    monkeypatch.setattr(PartScan, "feed", feed)
+    with pytest.raises(BundleError, match="more memory than there is: up to 5000 bytes"):
+        read(tmp_path / "b")
+
+
 def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
     """Somebody's files would be mixed with a bundle, or a finished bundle be written over."""
     (tmp_path / "x").mkdir()

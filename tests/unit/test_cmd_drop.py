@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvtier.cli.cmd_drop import drop
+from kvtier.cli.cmd_inspect import inspect
 from kvtier.cli.main import app
 from kvtier.cli.store.choice import chosen
 from kvtier.errors import StoreLocked, UsageError
@@ -170,3 +171,33 @@ def test_a_description_that_says_nothing() -> None:
     """An engine with descriptions of its own could not drop anything."""
     names = {3: (b"\x01" * 32, b"\xff"), 4: (b"\x02" * 32, cbor2.dumps([1]))}
     assert chosen(names, ["0202", "0101"]) == [4, 3]
+
+
+def test_a_name_that_steers_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle's description would paint over what it is asked about: "Drop this? [y/N]" of another line."""
+    store = StoreDriver(tmp_path / "s", durability="batch")
+    name = "\x1b[31mmine\x07\n" + "b" * 64 + ": 0 blocks\u202e"
+    for fingerprint in (TINY, LARGE):
+        store.namespace = store.namespaces.id_of(fingerprint, cbor2.dumps({"name": name}))
+        store.write(range(1), 5000)
+    store.close()
+    plain = "\\x1b[31mmine\\x07\\n" + "b" * 64 + ": 0 blocks\\u202e"
+    for stream in ("stdin", "stderr"):
+        terminal = io.StringIO("n\n" if stream == "stdin" else "")
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, stream, terminal)
+    with pytest.raises(UsageError, match="nothing was dropped"):
+        drop(tmp_path / "s", [TINY.hex()])
+    printed = terminal.getvalue()
+    monkeypatch.undo()
+    assert inspect(tmp_path / "s") == 0
+    printed += capsys.readouterr().out
+    assert f"{TINY.hex()} {plain}: 1 blocks" in printed
+    assert f"name={plain}" in printed
+    assert not {"\x1b", "\x07", "\u202e"} & set(printed)
+    with pytest.raises(UsageError) as raised:
+        drop(tmp_path / "s", [name], yes=True)
+    assert plain in str(raised.value)
+    assert not {"\x1b", "\x07", "\u202e"} & set(str(raised.value).split("meant by it")[1])

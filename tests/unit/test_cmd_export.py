@@ -1,9 +1,11 @@
 """`kvtier export` and `kvtier import`: what one store has, another one has afterwards, as far as it fits."""
 
+import asyncio
 import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from kvtier.errors import BundleError, ConfigError, StoreLocked, UsageError
 from kvtier.testing.stores import StoreDriver
 from kvtier.testing.tiers import key_of
 from kvtier.tiers.bundle import writing
-from kvtier.tiers.bundle.manifest import part_name
+from kvtier.tiers.bundle.manifest import encode_manifest, part_name
+from kvtier.tiers.bundle.reading import read_manifest
 from kvtier.tiers.lmdb.foreign import Overtaken
 from kvtier.tiers.lmdb.offline import StoreReader
 from kvtier.tiers.lmdb.outgoing import OutgoingBlocks
@@ -343,6 +346,69 @@ def test_a_bundle_that_changes_meanwhile(bundle: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(importing.Importer, "_plan", planned)
     with pytest.raises(BundleError, match="payload does not match"):
         import_(bundle.with_name("t"), bundle, capacity="4MiB")
+
+
+@pytest.mark.parametrize("numbers", [range(10, 20), range(20)], ids=["as many", "more"])
+def test_a_bundle_that_becomes_another(
+    bundle: Path, numbers: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody else exported, sound in itself, would come into the store behind a digest that was checked."""
+    other = StoreDriver(tmp_path / "o", ONE, durability="batch")
+    other.write(numbers, 5000)
+    other.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "PART_BYTES", 20_000 if len(numbers) == 10 else 1 << 20)
+        patch.setattr("kvtier.tiers.lmdb.outgoing.BATCH_BLOCKS", 3)
+        assert export(tmp_path / "o", tmp_path / "ob") == 0
+    real = importing.read_part
+
+    def read_part(folder: Path, manifest: Any, part: Any) -> Any:
+        return real(tmp_path / "ob", exchanged, exchanged.parts[0]) if exchanged else real(folder, manifest, part)
+
+    exchanged: Any = None
+
+    def planned(importer: importing.Importer, contents: importing.Contents) -> Any:
+        nonlocal exchanged
+        exchanged = asyncio.run(read_manifest(tmp_path / "ob"))
+        return plan(importer, contents)
+
+    plan = importing.Importer._plan
+    monkeypatch.setattr(importing, "read_part", read_part)
+    monkeypatch.setattr(importing.Importer, "_plan", planned)
+    with pytest.raises(BundleError, match="changed since it was checked"):
+        import_(tmp_path / "t", bundle, capacity="4MiB")
+    assert served(tmp_path / "t") == []
+
+
+def test_a_block_that_no_store_could_take(bundle: Path) -> None:
+    """A bundle that lies about its blocks would have them read into memory before anybody asks."""
+    manifest = replace(asyncio.run(read_manifest(bundle)), block_bytes_max=6 << 30)
+    (bundle / "manifest.cbor").write_bytes(encode_manifest(manifest))
+    (bundle / part_name(0)).unlink()  # nobody looks at it
+    with pytest.raises(ConfigError, match="blocks of 6442450944 bytes"):
+        import_(bundle.with_name("t"), bundle, capacity="100GiB")
+    (bundle / "manifest.cbor").write_bytes(encode_manifest(replace(manifest, block_bytes_max=1 << 30)))
+    with pytest.raises(ConfigError, match="capacity"):
+        import_(bundle.with_name("t"), bundle, capacity="2GiB")
+    assert not bundle.with_name("t").exists()
+
+
+def test_a_block_that_comes_twice(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An export that went on has what was stored anew twice: more would be imported than there is, or the older one."""
+    blocks = OutgoingBlocks.batches
+
+    def twice(self: OutgoingBlocks) -> Any:
+        for batch in blocks(self):
+            yield [*batch, batch[0]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutgoingBlocks, "batches", twice)
+        assert export(store, store.with_name("b")) == 0
+    found = told(capsys, import_, store.with_name("t"), store.with_name("b"), capacity="4MiB")
+    assert (found["blocks"], found["imported"], found["repeated"], found["present"]) == (26, 25, 1, 0)
+    assert sorted(served(store.with_name("t"))) == list(range(25))
+    found = told(capsys, import_, store.with_name("t"), store.with_name("b"))
+    assert (found["imported"], found["repeated"], found["present"]) == (0, 1, 25)
 
 
 def test_a_store_in_use(store: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from kvtier.cli.paper import new_table, print_whole
+from kvtier.cli.paper import new_table, plain, print_whole
 
 SHOWN_MAX = 20
 _AGE_UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
@@ -161,7 +161,9 @@ def _verify(report: dict[str, Any]) -> str:
 
 
 def _namespaces(rows: Sequence[dict[str, Any]]) -> Table:
-    cells = [[row["fingerprint"][:12], row["name"], f"{row['blocks']:,}", size(row["payload_bytes"])] for row in rows]
+    cells = [
+        [row["fingerprint"][:12], plain(row["name"]), f"{row['blocks']:,}", size(row["payload_bytes"])] for row in rows
+    ]
     return _table({"namespace": "left", "name": "left", "blocks": "right", "payload": "right"}, cells)
 
 
@@ -222,7 +224,7 @@ def _more(console: Console, count: int, what: str) -> None:
 
 def _line(console: Console, text: str) -> None:
     """A line that the terminal may wrap, but that is one line for whoever copies or greps it."""
-    console.print(text, soft_wrap=True)
+    console.print(plain(text), soft_wrap=True)
 
 
 def _fields(fields: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ Pure. A namespace is a number of the store's, with a fingerprint of 32 bytes and
 from collections.abc import Mapping, Sequence
 
 from kvtier.blocks import plain_cbor
+from kvtier.cli.paper import plain
 from kvtier.errors import UsageError
 
 FINGERPRINT_DIGITS_MIN = 4
@@ -50,4 +51,4 @@ def _problem(namespaces: Namespaces, word: str, matching: Sequence[int]) -> str:
 
 
 def _line(fingerprint: bytes, description: bytes) -> str:
-    return f"{fingerprint.hex()} {name_of(description)}".rstrip()
+    return f"{fingerprint.hex()} {plain(name_of(description))}".rstrip()

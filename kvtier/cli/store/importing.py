@@ -1,15 +1,17 @@
 """Brings the blocks of a bundle into a store.
 
-Owns: the plan. Always: the whole bundle is read and believed before the store gets a block of it; a block that is there
-already stays as it is; of those that do not fit the oldest of a size are left out, and nothing in the store leaves for
-them; blocks are written from the oldest to the newest, so that the store's order of writing is the bundle's.
-Memory: 12 bytes a block, the keys of the store, and a batch. Units: bytes.
+Owns: the plan. Always: the whole bundle is read and believed before the store gets a block of it, and it gets no block
+but those that were believed, byte for byte, whatever the bundle is by then; one that is there already stays as it is;
+of those that do not fit the oldest of a size are left out, and nothing in the store leaves for them; blocks are written
+from the oldest to the newest, so that the store's order of writing is the bundle's.
+Memory: 28 bytes a block, the keys of the store, and a batch. Units: bytes.
 """
 
 import asyncio
+import hashlib
 import mmap
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from kvtier.blocks.coding import NONE, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.errors import BundleError
 from kvtier.kernels.block_coder import check_head
-from kvtier.tiers.bundle.entry import UNCODED
+from kvtier.tiers.bundle.entry import UNCODED, encode_entry
 from kvtier.tiers.bundle.manifest import Manifest
 from kvtier.tiers.bundle.reading import read_part
 from kvtier.tiers.bundle.scan import Incoming
@@ -28,15 +30,17 @@ from kvtier.tiers.lmdb.layout import CODEC_NAMES
 from kvtier.tiers.lmdb.store import BATCH_BYTES, LmdbTier
 from kvtier.types import PAGE_BYTES, Status, StoreKey, WriteBatch, WriteItem, page_aligned, store_key
 
+SEAL_BYTES = 16
 Advance = Callable[[int, int, int], None]  # blocks done, blocks in all, bytes done
 
 
 @dataclass(slots=True)
 class Contents:
-    """What a bundle holds, block by block in its order: strides in pages, digests of their names."""
+    """What a bundle holds, block by block in its order: strides in pages, digests of their names, and `seals`."""
 
     strides_pages: "array[int]" = field(default_factory=lambda: array("I"))
     digests: "array[int]" = field(default_factory=lambda: array("Q"))
+    seals: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class Imported:
 
     imported: int = 0
     present: int = 0  # the store had them
+    repeated: int = 0  # the bundle has them again, and newer
     left_out: int = 0  # the oldest: there was no room
     no_room: int = 0  # refused while writing, against the plan
     failed: int = 0
@@ -84,6 +89,7 @@ async def believed(folder: Path, manifest: Manifest, slots: BundledSlots, advanc
                 contents.strides_pages.append(stride_of(block) // PAGE_BYTES)
                 contents.digests.append(_digest(block.frame.fingerprint + block.frame.key))
                 done_bytes += len(block.frame.payload)
+            contents.seals += await asyncio.to_thread(_seals, incoming)
             advance(len(contents.digests), manifest.blocks, done_bytes)
     return contents
 
@@ -105,7 +111,7 @@ class Importer:
         """Write what is missing and fits. A cancellation leaves whole blocks; another run goes on behind them."""
         wanted = await asyncio.to_thread(self._plan, contents)
         done = done_bytes = 0
-        async for batch in self._batches(wanted):
+        async for batch in self._batches(wanted, contents):
             items = await asyncio.to_thread(self._items, batch)
             for outcome in await asyncio.to_thread(self._tier.write, WriteBatch(items)):
                 self._count(outcome.status)
@@ -121,8 +127,12 @@ class Importer:
             for block in self._tier.scan()
         }
         digests = np.frombuffer(contents.digests, np.uint64)
-        wanted = ~np.isin(digests, np.fromiter(there, np.uint64, len(there)))
-        self.found.present = len(wanted) - int(wanted.sum())
+        _, from_the_end = np.unique(digests[::-1], return_index=True)
+        newest = np.zeros(len(digests), bool)  # of those of one name: an export that went on has what was stored anew
+        newest[len(digests) - 1 - from_the_end] = True
+        self.found.repeated = len(digests) - len(from_the_end)
+        wanted = newest & ~np.isin(digests, np.fromiter(there, np.uint64, len(there)))
+        self.found.present = int(newest.sum()) - int(wanted.sum())
         newest_first = np.flatnonzero(wanted)[::-1]
         strides = np.frombuffer(contents.strides_pages, np.uint32)[newest_first].astype(np.int64) * PAGE_BYTES
         fits = np.array(self._tier.fitting(strides.tolist()), bool)
@@ -130,8 +140,10 @@ class Importer:
         self.found.left_out = int((~fits).sum())
         return wanted
 
-    async def _batches(self, wanted: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> AsyncIterator[list[Incoming]]:
-        """The blocks that are wanted, as many at once as the buffer takes."""
+    async def _batches(
+        self, wanted: "np.ndarray[tuple[int], np.dtype[np.bool_]]", contents: Contents
+    ) -> AsyncIterator[list[Incoming]]:
+        """Those that are wanted, as many at once as the buffer takes. Raises BundleError for others than before."""
         batch: list[Incoming] = []
         position = batch_bytes = 0
         for part in self._manifest.parts:
@@ -139,6 +151,11 @@ class Importer:
                 position += part.blocks
                 continue
             async for incoming in read_part(self._folder, self._manifest, part):
+                seals = await asyncio.to_thread(_seals, incoming)
+                if seals != contents.seals[position * SEAL_BYTES : position * SEAL_BYTES + len(seals)]:
+                    raise BundleError(
+                        str(self._folder / part.name), "it has changed since it was checked", "Let nobody write into it"
+                    )
                 for block in incoming:
                     position += 1
                     if not wanted[position - 1]:
@@ -185,6 +202,16 @@ def _coded_problem(block: Incoming) -> str:
         return f"it has a block in codec {entry.codec}, and this kvtier knows {sorted(CODEC_NAMES)}"
     payload = block.frame.payload
     return check_head(np.frombuffer(payload, np.uint8), CODEC_NAMES[entry.codec], entry.raw_bytes, len(payload))
+
+
+def _seals(blocks: Sequence[Incoming]) -> bytes:
+    """What nobody can give another block: SEAL_BYTES each, over all that the store will hear of it."""
+    seals = []
+    for entry, frame in blocks:
+        seal = hashlib.blake2b(encode_entry(entry) + frame.fingerprint + frame.key, digest_size=SEAL_BYTES)
+        seal.update(frame.payload)
+        seals.append(seal.digest())
+    return b"".join(seals)
 
 
 def _digest(name: bytes) -> int:

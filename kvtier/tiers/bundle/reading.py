@@ -52,6 +52,9 @@ async def read_part(folder: Path, manifest: Manifest, part: Part) -> AsyncIterat
             while data := await file.read(max(PIECE_BYTES, scan.missing_bytes())):
                 yield await asyncio.to_thread(scan.feed, data)
         scan.finish()
+    except MemoryError:
+        problem = f"a block of it needs more memory than there is: up to {manifest.block_bytes_max} bytes"
+        raise BundleError(str(path), problem, "Import it on a larger machine, if you trust it") from None
     except (CorruptBlock, OSError) as error:
         raise _refused(path, error) from error
 

@@ -60,7 +60,7 @@ def open_store(
     try:
         notes = settings.check_filesystem(folder)
         if not (folder / LOCK_NAME).exists():
-            split(settings.budget_bytes, settings.length_bytes_max, settings.where, share=settings.share)  # may refuse
+            settings.check_new()
             if free_bytes(folder) < NEW_STORE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             make_folder(folder)

@@ -74,6 +74,11 @@ class Settings:
         if self.min_free_bytes < 0:
             raise ConfigError(f"{self.where}.min_free", f"min_free of {self.min_free_bytes} bytes", "Use 0 or more")
 
+    def check_new(self) -> None:
+        """As `check`, of a store that does not exist yet: its capacity must do for some blocks."""
+        self.check()
+        split(self.budget_bytes, self.length_bytes_max, self.where, share=self.share)
+
     def check_filesystem(self, folder: Path) -> list[str]:
         """Compare with the size of the filesystem that the folder is or will be on; returns notes.
 
