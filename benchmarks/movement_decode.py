@@ -23,9 +23,9 @@ from typing import Any
 
 import movement_program
 import numpy as np
-from movement_lag import PERCENT, percentile
 
 from kvtier.cli.bench import world
+from kvtier.cli.bench.lag import PERCENT, percentile
 from kvtier.cli.bench.report import Cost, Report
 from kvtier.cli.demo.text import Book
 from kvtier.cli.demo.weights import is_converted, model_folder

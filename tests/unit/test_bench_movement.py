@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kvtier
-from kvtier.cli.bench import world
+from kvtier.cli.bench import lag, world
 from kvtier.cli.bench.report import Report
 from kvtier.cli.demo import weights
 from kvtier.engine.sync import open_sync
@@ -106,15 +106,14 @@ def test_lag_is_of_rounds_that_moved_everything(part: Part, tmp_path: Path) -> N
     async def flush_nothing() -> None:
         config = world.config(world.SMALL, world.SMALL_BYTES, 4, 4, tmp_path / "empty", 4)
         async with kvtier.open(config) as cache:
-            await part("lag")._flush(cache, 4)
+            await lag.flush(cache, 4)
 
     with pytest.raises(KvtierError, match="4 blocks were to be"):
         asyncio.run(flush_nothing())
 
 
-def test_lag_is_what_a_sleep_took_longer(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_is_what_a_sleep_took_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that is kept busy would seem to wake up in time."""
-    lag = part("lag")
     now_s = 0.0
     monkeypatch.setattr(lag, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
@@ -123,15 +122,14 @@ def test_lag_is_what_a_sleep_took_longer(part: Part, monkeypatch: pytest.MonkeyP
         now_s += 0.05
 
     async def lags() -> list[float]:
-        found: list[float] = await lag.lags_ms(asyncio.create_task(keep_busy()))
-        return found
+        return await lag.lags_ms(asyncio.create_task(keep_busy()))
 
     assert asyncio.run(lags()) == [pytest.approx(49)]
 
 
-def test_percentiles_are_of_the_nearest_rank(part: Part) -> None:
+def test_percentiles_are_of_the_nearest_rank() -> None:
     """p99 would be another one."""
-    percentile = part("lag").percentile
+    percentile = lag.percentile
     assert percentile([float(n) for n in range(200, 0, -1)], 99) == 198
     assert percentile([3.0], 99) == 3
     assert percentile([1.0, 2.0], 50) == 1

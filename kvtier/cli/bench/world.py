@@ -13,6 +13,7 @@ import numpy as np
 from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease
 from kvtier.config import Config, load_config
+from kvtier.engine.cache import TieredCache
 from kvtier.engine.sync import SyncCache
 from kvtier.errors import KvtierError
 from kvtier.types import PAGE_BYTES
@@ -80,7 +81,7 @@ def flush(cache: SyncCache) -> None:
         raise KvtierError(f"{flushed.failed} of {flushed.blocks} blocks did not reach the store")
 
 
-def fill(cache: SyncCache, lease: Lease, source: np.random.Generator) -> None:
+def fill(cache: SyncCache | TieredCache, lease: Lease, source: np.random.Generator) -> None:
     """Write random KV into a lease's slots: disks may treat zeroes kindly."""
     slots = list(lease.slots())
     for layer in range(LARGE["layers"]):
