@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kvtier.cli import cmd_bench
-from kvtier.cli.bench import folder, nvme
+from kvtier.cli.bench import folder
 from kvtier.cli.bench import host as host_bench
+from kvtier.cli.bench.nvme import puts
 from kvtier.cli.main import app
 from kvtier.errors import KvtierError, UsageError
 
@@ -79,24 +80,6 @@ def test_host_compares_with_torch_where_it_is(capsys: pytest.CaptureFixture[str]
     assert report["notes"] == []
 
 
-def test_nvme_races_every_way_at_every_shape(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A race would be missing, the store would be full after a few rounds, or the folder would stay."""
-    assert cmd_bench.nvme(disk, 8192, 3, 3, "batch", json_output=True) == 0
-    report = printed(capsys)
-    check_shape(report)
-    assert [race["what"] for race in report["races"]] == ["put, fresh", "put, full", "get, one batch", "get, scattered"]
-    assert all(race["ratios"].keys() == {"raw, 1 thread", "raw, 4 threads"} for race in report["races"])
-    assert "filesystem" in report["machine"]
-
-
-def test_nvme_prints_a_table(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """People would be shown nothing, or figures without machine and command."""
-    assert cmd_bench.nvme(disk, 5000, 2, 1, "none", json_output=False) == 0
-    said = capsys.readouterr().out
-    for wanted in ("put, full", "raw, 4 threads", ">= 0.8", "Linux", "Python", "$ "):
-        assert wanted in said
-
-
 def test_engine_measures_every_part(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One part of the cache would be left out, or a cost would lose its target."""
     assert cmd_bench.engine(disk, 8, 20, 10_000, 2, 1, json_output=True) == 0
@@ -134,26 +117,21 @@ def test_nothing_stays_after_an_interruption(
     def interrupted(contestants: object, rounds: int) -> None:
         raise error("in the middle")
 
-    monkeypatch.setattr(nvme, "interleave", interrupted)
+    monkeypatch.setattr(puts, "interleave", interrupted)
     with pytest.raises(error):
-        cmd_bench.nvme(disk, 8192, 2, 1, "batch", json_output=True)
-
-
-def test_a_failed_write_is_no_fast_one(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that refuses everything would look like a very fast store."""
-    monkeypatch.setattr(nvme, "_capacity_bytes", lambda ring_bytes: 4 << 20)
-    with pytest.raises(OSError, match="the store did not move a block: no_room"):
-        cmd_bench.nvme(disk, 65_536, 16, 4, "batch", json_output=True)
+        cmd_bench.nvme(disk, 1, None, "batch", json_output=True, quick=True, in_place=True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["nvme", "--path", "/nowhere/at/all"], "there is no such folder"),
-        (["nvme", "--rounds", "99999", "--path", "."], "bytes are needed and"),
-        (["nvme", "--rounds", "100001"], "--rounds 100001: use 1 to 100000"),
+        (["nvme", "--dir", "/nowhere/at/all"], "there is no such folder"),
+        (["nvme", "--rounds", "41"], "--rounds 41: use 1 to 40"),
+        (["nvme", "--records", "100000001"], "--records 100000001: use 1 to 100000000"),
         (["nvme", "--durability", "sure"], "--durability sure: use one of none, batch, strict"),
-        (["nvme", "--block-bytes", "9999999999"], "--block-bytes 9999999999: use 1 to"),
+        (["host", "--block-bytes", "9999999999"], "--block-bytes 9999999999: use 1 to"),
+        (["engine", "--rounds", "99999", "--path", "."], "bytes are needed and"),
         (["host", "--blocks", "999999"], "two tiers of 12 such batches take"),
         (["engine", "--keys", "9999"], "--keys 9999: use 10000 to 100000000"),
         (["engine", "--keys", "0"], "--keys 0: use 10000 to 100000000"),
@@ -172,14 +150,15 @@ def test_what_cannot_be_measured_is_one_line(arguments: list[str], said: str) ->
 @pytest.mark.parametrize("option", ["--blocks", "--rounds", "--block-bytes"])
 def test_zero_is_refused(option: str) -> None:
     """No round has no median."""
-    assert CliRunner().invoke(app, ["bench", "nvme", option, "0"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench", "host", option, "0"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench", "nvme", "--rounds", "0"]).exit_code == 2
 
 
 def test_memory_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store in RAM would be praised for the speed of RAM."""
     monkeypatch.setattr(folder, "filesystem_of", lambda path: "tmpfs on tmpfs")
     with pytest.raises(UsageError, match="lies in memory and has no O_DIRECT"):
-        cmd_bench.nvme(tmp_path, None, None, 1, "batch", json_output=True)
+        cmd_bench.nvme(tmp_path, 1, None, "batch", json_output=True)
 
 
 def test_a_disk_without_direct_io_is_refused(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

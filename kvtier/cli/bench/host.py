@@ -28,8 +28,10 @@ Pairs = Sequence[tuple[int, int]]  # (gpu slot, host slot)
 Move = Callable[[Pairs], object]
 
 
-def measure(block_bytes: int, blocks: int, rounds: int) -> Report:
-    """Race both directions, scattered and in runs. Raises UsageError if the memory for it cannot be had."""
+def measure(block_bytes: int, blocks: int, rounds: int, *, with_torch: bool = True) -> Report:
+    """Race both directions, scattered and in runs; against C's memmove if not `with_torch`.
+
+    Raises UsageError if the memory for it cannot be had."""
     report = Report("host", {"block_bytes": block_bytes, "blocks": blocks, "rounds": rounds})
     capacity_bytes = page_aligned(block_bytes) * blocks * POOL_BATCHES * 65 // 64
     available_bytes = host_memory.available_bytes()
@@ -45,7 +47,7 @@ def measure(block_bytes: int, blocks: int, rounds: int) -> Report:
         host = HostTier.create(name="host", hugepages="off", pin="off", **sizes)
         undo.callback(host.close)
         gpu.array()[1:] = 3
-        rival, moves = _moves(gpu, host, block_bytes)
+        rival, moves = _moves(gpu, host, block_bytes, with_torch and find_spec("torch") is not None)
         for scattered in (True, False):
             for direction, (ours, theirs) in moves.items():
                 source = random.Random(0)
@@ -56,7 +58,7 @@ def measure(block_bytes: int, blocks: int, rounds: int) -> Report:
                 contestants = {OURS: _moving(ours, pick), rival: _moving(theirs, pick)}
                 what = f"{direction}, {'scattered' if scattered else 'runs'}"
                 report.races.append(Race(what, blocks, block_bytes, interleave(contestants, rounds), TARGET))
-    if rival == "memmove":
+    if with_torch and rival == "memmove":
         report.notes.append("torch is not installed: compared with C's memmove instead of its copy_")
     return report
 
@@ -69,7 +71,9 @@ def _moving(move: Move, pick: Callable[[], Pairs]) -> Contestant:
     return prepared(prepare)
 
 
-def _moves(gpu: GpuTier, host: HostTier, block_bytes: int) -> tuple[str, dict[str, tuple[Move, Move]]]:
+def _moves(
+    gpu: GpuTier, host: HostTier, block_bytes: int, with_torch: bool
+) -> tuple[str, dict[str, tuple[Move, Move]]]:
     """The rival's name, and by direction our move and its."""
 
     def demote(pairs: Pairs) -> None:
@@ -78,7 +82,7 @@ def _moves(gpu: GpuTier, host: HostTier, block_bytes: int) -> tuple[str, dict[st
     def promote(pairs: Pairs) -> None:
         host.read([ReadItem(KEY, h, 0, block_bytes, gpu.slot(g)) for g, h in pairs])
 
-    rival, down, up = _torch(gpu, host, block_bytes) if find_spec("torch") else _memmove(gpu, host, block_bytes)
+    rival, down, up = _torch(gpu, host, block_bytes) if with_torch else _memmove(gpu, host, block_bytes)
     return rival, {"gpu -> host": (demote, down), "host -> gpu": (promote, up)}
 
 

@@ -45,6 +45,11 @@ def quartiles(values: list[float]) -> tuple[float, float]:
     return first, third
 
 
+def speed_ratio(ours: Timed, theirs: Timed) -> float:
+    """How many times as fast ours was, round by round, so that a slow minute does not hit one side only: the median."""
+    return statistics.median(slow / fast for slow, fast in zip(theirs.wall_s, ours.wall_s, strict=True))
+
+
 def interleave(contestants: Mapping[str, Contestant], rounds: int) -> dict[str, Timed]:
     """Run each contestant `rounds` times, and once before."""
     timed = {name: Timed() for name in contestants}
