@@ -1,0 +1,165 @@
+"""Makes what was written one index transaction, and follows it in memory.
+
+Owns: the generation counter, and the strides of extents as the index has them. Always: what the memory says of a slot
+is changed after the commit that says the same, or not at all. A full index first gives up a batch's sidecar, for blocks
+are worth more than their order; and while the disk that evictions will need is not claimed, no sidecar is kept: records
+are bounded by their slots, rows are not. The writer's thread only.
+Units: bytes, milliseconds since 1970; strides and places in pages of 4096 bytes.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import lmdb
+
+from kvtier.tiers.lmdb.index import Change, IndexFull, Rows
+from kvtier.tiers.lmdb.layout import (
+    GENERATION_KEY,
+    ID_KEY,
+    NAMESPACE_KEY,
+    PLACE_KEY,
+    Record,
+    encode_extent,
+    encode_limit,
+    encode_namespace,
+    encode_record,
+)
+from kvtier.tiers.lmdb.meter import Meter
+from kvtier.tiers.lmdb.opened import GENERATION_STEP, OpenStore
+from kvtier.tiers.lmdb.room import Room
+from kvtier.tiers.lmdb.staging import Writing
+from kvtier.types import DONE, PAGE_BYTES, Outcome, Status, namespace_of
+
+_log = logging.getLogger(__name__)
+
+_NO_SIDECAR = Outcome(Status.NO_ROOM, detail="the index has no room for the sidecar")
+
+
+class Committer:
+    """Commits to the index of one open store."""
+
+    def __init__(self, store: OpenStore, room: Room, meter: Meter) -> None:
+        self._store = store
+        self._room = room
+        self._meter = meter
+        self._recorded = dict(store.stock.strides)  # extent -> stride, as the index has it
+        self.broken = ""  # why nothing can be committed any more
+
+    def commit(
+        self, moving: Sequence[Writing], leaving: Sequence[int], sidecar: Rows
+    ) -> tuple[Outcome | None, Outcome]:
+        """One transaction for what comes, leaves and is noted: why it did not happen, and how the sidecar ended."""
+        dropped = self._room.reserve_used and any(row is not None for row in sidecar.values())
+        change = Change(sidecar={} if dropped else sidecar)
+        change.blocks.update((self._place_key(place), None) for place in leaving)
+        new_names = self._name(change, moving)
+        owners = self._record(change, moving, new_names)
+        self._forget_extents(change, leaving)
+        left = self._store.allocator.owners_left_by(leaving) - set(owners.values())
+        if self._store.stock.unknown:
+            left = set()  # the names may belong to records that we cannot read
+        change.namespaces.update((ID_KEY.pack(tier_id), None) for tier_id in left)  # epochs come and go for ever
+        limit = self._store.generation_limit
+        if self._store.generation_next > limit:
+            limit = self._store.generation_next + GENERATION_STEP
+            change.meta[GENERATION_KEY] = encode_limit(GENERATION_KEY, limit)
+        failure = self.apply(change, evicting=not moving)
+        if failure is not None:
+            return failure, failure
+        for local, tier_id in new_names.items():
+            self._store.names.add(tier_id, local)
+        for tier_id in left:
+            self._store.names.remove(tier_id)
+        for place, owner in owners.items():
+            extent = self._store.allocator.extent_of(place)
+            self._recorded[extent] = self._store.allocator.stride_of(extent) or 0
+            self._store.allocator.own(place, owner)
+        self._store.generation_limit = limit
+        self.give_back(leaving)
+        return None, DONE if len(change.sidecar) == len(sidecar) else _NO_SIDECAR
+
+    def forget(self, tier_id: int) -> Outcome | None:
+        """A namespace's row goes, and its slots are free; its records stay, and mean nothing. Why it did not happen."""
+        places = self._store.allocator.owned_by(tier_id)
+        change = Change(namespaces={ID_KEY.pack(tier_id): None})
+        self._forget_extents(change, places)
+        failure = self.apply(change, evicting=True)
+        if failure is None:
+            self._store.names.remove(tier_id)
+            self.give_back(places)
+        return failure
+
+    def apply(self, change: Change, evicting: bool) -> Outcome | None:
+        """Commit, letting the index grow within the capacity if it must. Returns why it did not happen."""
+        while True:
+            try:
+                with self._meter.commit():
+                    self._store.index.commit(change)
+            except IndexFull:
+                if self._room.grow_index(evicting and not change.sidecar):  # the reserve is for blocks
+                    continue
+                if not change.sidecar:
+                    return Outcome(Status.NO_ROOM, detail="the index is full")
+                change.sidecar = {}
+            except lmdb.Error as error:
+                if not self._store.index.is_writable():
+                    self.broken = f"the index stopped after an error: {error}"
+                    self._room.closed = True
+                    _log.error("%s: %s", self._store.folder, self.broken)
+                elif self._store.is_full(error):
+                    return Outcome(Status.NO_ROOM, detail=f"index: {error}")
+                return Outcome(Status.FAILED, detail=f"index: {error}")
+            else:
+                return None
+
+    def give_back(self, places: Iterable[int]) -> None:
+        """Free slots."""
+        for extent in self._room.give_back(places):
+            self._recorded.pop(extent, None)
+
+    # ------------------------------------------------------------ rows
+
+    def _place_key(self, place: int) -> bytes:
+        slot = self._store.allocator.slot_of(place)
+        assert slot is not None, "the place was taken"
+        return PLACE_KEY.pack(*slot)
+
+    def _name(self, change: Change, moving: Sequence[Writing]) -> dict[int, int]:
+        """Tier ids for namespaces that the store meets for the first time."""
+        names = self._store.names
+        met = dict.fromkeys(namespace_of(writing.item.key) for writing in moving)
+        new = [local for local in met if names.to_tier(local) is None]
+        ids = {local: names.limit + position for position, local in enumerate(new)}
+        for local, tier_id in ids.items():
+            change.namespaces[ID_KEY.pack(tier_id)] = encode_namespace(tier_id, *names.identity(local))
+        if ids:
+            change.meta[NAMESPACE_KEY] = encode_limit(NAMESPACE_KEY, names.limit + len(ids))
+        return ids
+
+    def _record(self, change: Change, moving: Sequence[Writing], new_names: dict[int, int]) -> dict[int, int]:
+        """Records and extent rows for the items; returns each place's owner."""
+        store = self._store
+        now_ms = time.time_ns() // 10**6
+        owners = {}
+        for writing in moving:
+            assert writing.io is not None, "a slot was taken and written"
+            local = namespace_of(writing.item.key)
+            owner = store.names.to_tier(local) or new_names[local]
+            writing.generation = store.generation_next
+            store.generation_next += 1
+            key = self._place_key(writing.place)
+            io = writing.io
+            coded = writing.payload.coded
+            record = Record(owner, io.key, io.length_bytes, writing.generation, io.checksum, now_ms, coded)
+            change.blocks[key] = encode_record(key, record)
+            owners[writing.place] = owner
+            extent = store.allocator.extent_of(writing.place)
+            stride_pages = io.stride_bytes // PAGE_BYTES
+            if self._recorded.get(extent) != stride_pages:
+                change.extents[ID_KEY.pack(extent)] = encode_extent(extent, stride_pages)
+        return owners
+
+    def _forget_extents(self, change: Change, places: Sequence[int]) -> None:
+        for extent in self._store.allocator.emptied_by(places):
+            change.extents[ID_KEY.pack(extent)] = None
