@@ -15,7 +15,7 @@ import pytest
 
 from kvtier.errors import ConfigError, StoreError, StoreFormatError, StoreLocked
 from kvtier.testing.stores import StoreDriver
-from kvtier.tiers.lmdb import writer
+from kvtier.tiers.lmdb import committing
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.types import Status
 
@@ -216,7 +216,7 @@ def test_direct_io_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a correction of the clock the older of two blocks would win, or the order of eviction be turned round."""
     now_ns = [2_000_000 * 10**9]
-    monkeypatch.setattr(writer.time, "time_ns", lambda: now_ns[0])
+    monkeypatch.setattr(committing.time, "time_ns", lambda: now_ns[0])
     store = StoreDriver(tmp_path / "s")
     for number in (1, 2, 3, 1):
         store.write([number], 5000 if number != 1 else 6000)
