@@ -47,10 +47,15 @@ class Committer:
         self.broken = ""  # why nothing can be committed any more
 
     def commit(
-        self, moving: Sequence[Writing], leaving: Sequence[int], sidecar: Rows
+        self, moving: Sequence[Writing], leaving: Sequence[int], sidecar: Rows, alone: bool = True
     ) -> tuple[Outcome | None, Outcome]:
-        """One transaction for what comes, leaves and is noted: why it did not happen, and how the sidecar ended."""
+        """One transaction for what comes, leaves and is noted: why it did not happen, and how the sidecar ended.
+
+        alone: give up the sidecar for the blocks if both do not fit; else it is for whoever tries again to say whose.
+        """
         dropped = self._room.reserve_used and any(row is not None for row in sidecar.values())
+        if dropped and not alone:
+            return _NO_SIDECAR, _NO_SIDECAR
         change = Change(sidecar={} if dropped else sidecar)
         change.blocks.update((self._place_key(place), None) for place in leaving)
         new_names = self._name(change, moving)
@@ -64,7 +69,7 @@ class Committer:
         if self._store.generation_next > limit:
             limit = self._store.generation_next + GENERATION_STEP
             change.meta[GENERATION_KEY] = encode_limit(GENERATION_KEY, limit)
-        failure = self.apply(change, evicting=not moving)
+        failure = self.apply(change, evicting=not moving, alone=alone)
         if failure is not None:
             return failure, failure
         for local, tier_id in new_names.items():
@@ -90,16 +95,16 @@ class Committer:
             self.give_back(places)
         return failure
 
-    def apply(self, change: Change, evicting: bool) -> Outcome | None:
+    def apply(self, change: Change, evicting: bool, alone: bool = True) -> Outcome | None:
         """Commit, letting the index grow within the capacity if it must. Returns why it did not happen."""
-        while True:
+        while not self.broken:
             try:
                 with self._meter.commit():
                     self._store.index.commit(change)
             except IndexFull:
                 if self._room.grow_index(evicting and not change.sidecar):  # the reserve is for blocks
                     continue
-                if not change.sidecar:
+                if not change.sidecar or not alone:
                     return Outcome(Status.NO_ROOM, detail="the index is full")
                 change.sidecar = {}
             except lmdb.Error as error:
@@ -107,11 +112,13 @@ class Committer:
                     self.broken = f"the index stopped after an error: {error}"
                     self._room.closed = True
                     _log.error("%s: %s", self._store.folder, self.broken)
-                elif self._store.is_full(error):
+                    continue
+                if self._store.is_full(error):
                     return Outcome(Status.NO_ROOM, detail=f"index: {error}")
                 return Outcome(Status.FAILED, detail=f"index: {error}")
             else:
                 return None
+        return Outcome(Status.FAILED, detail=self.broken)
 
     def give_back(self, places: Iterable[int]) -> None:
         """Free slots."""

@@ -58,7 +58,7 @@ class Staged:
     writings: list[Writing]
     leaving: list[int]
     evictions: list[Outcome]
-    noted: Outcome = DONE  # of the sidecar
+    noted: Outcome | None = None  # of the sidecar; None until the batch has ended
 
     @property
     def moving(self) -> list[Writing]:
@@ -67,8 +67,16 @@ class Staged:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is anything to commit."""
-        return bool(self.leaving or self.batch.sidecar or self.moving)
+        """Whether there is anything to commit that has not failed."""
+        return self.noted is None and bool(self.leaving or self.batch.sidecar or self.moving)
+
+    def waits_for(self, earlier: "Staged") -> bool:
+        """Whether it would end otherwise if an earlier batch were committed first: it wants the room that one frees, or
+        names a place of it."""
+        if earlier.leaving and any(writing.has_no_room for writing in self.writings):
+            return True
+        touched = {writing.place for writing in earlier.writings} | set(earlier.leaving)
+        return any(item.place in touched for item in self.batch.evict)
 
     def keep(self, why: Outcome) -> None:
         """Nothing leaves, for this reason."""
@@ -86,7 +94,7 @@ class Staged:
     def outcomes(self) -> list[Outcome]:
         """One per item, one per eviction, one for a sidecar with rows; when all have ended."""
         ends = [writing.outcome for writing in self.writings if writing.outcome is not None] + self.evictions
-        return [*ends, self.noted] if self.batch.sidecar else ends
+        return [*ends, self.noted or DONE] if self.batch.sidecar else ends
 
 
 class Staging:

@@ -43,7 +43,7 @@ READERS = 4
 
 
 class LmdbTier:
-    """Implements Tier, SupportsScan, SupportsStrides, SupportsCapacity, SupportsScrub and SupportsDrop.
+    """Implements Tier, SupportsScan, SupportsGroups, SupportsStrides, SupportsCapacity, SupportsScrub and SupportsDrop.
 
     Open with `LmdbTier.open`.
     """
@@ -146,9 +146,13 @@ class LmdbTier:
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
         """One outcome per item, then one per eviction. One thread at a time; waits for the disk."""
+        return self.write_together([batch])[0]
+
+    def write_together(self, batches: Sequence[WriteBatch]) -> list[list[Outcome]]:
+        """As `write` of each, in order, with one sync and one transaction where they can share them."""
         self._check_usable()
         self._scanned = None
-        return self._writer.write(batch)
+        return self._writer.write(batches)
 
     def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
         """Check blocks where they lie, whether or not reads verify. Any thread; waits for the disk."""

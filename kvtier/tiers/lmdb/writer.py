@@ -10,8 +10,14 @@ eviction is applied, and the batch's slots are free again. A slot freed by a bat
     the slots         withheld till it isn't  free again       withheld till reopen   free again
     evictions         NO_ROOM, not applied    go on            FAILED, not applied    NO_ROOM / FAILED, not applied
     the sidecar       goes on                 goes on          FAILED, not applied    NO_ROOM / FAILED, not applied
+
+Batches that are given together (group commit) share the payload's writing, its sync and the transaction. Each has the
+outcomes that it would have alone: what the disk refuses to one ends that one; a transaction that does not happen is
+tried again, a batch at a time; and a batch that needs what an earlier one frees waits for that one's commit. Only a
+failed sync is all of theirs, for it may have been any page. Blocks that lie inline are written a batch at a time.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import lmdb
@@ -26,7 +32,7 @@ from kvtier.tiers.lmdb.layout import HEADER_KEY, Header, encode_header
 from kvtier.tiers.lmdb.meter import Meter
 from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.room import Room
-from kvtier.tiers.lmdb.staging import Staged, Staging
+from kvtier.tiers.lmdb.staging import Staged, Staging, Writing
 from kvtier.types import DONE, Outcome, Status, WriteBatch
 
 _STAYS = Outcome(Status.NO_ROOM, detail="it stays: the disk was full for what should take its place")
@@ -46,16 +52,12 @@ class BatchWriter:
 
     # ------------------------------------------------------------ verbs
 
-    def write(self, batch: WriteBatch) -> list[Outcome]:
-        """One outcome per item, one per eviction, one for a sidecar with rows."""
-        if (refusal := self._refusal()) is not None:
-            self._room.refresh()
-            return [refusal] * (len(batch.items) + len(batch.evict) + bool(batch.sidecar))
-        with self._coding.scratch(self._coding.scratch_bytes(batch.items)) as scratch:
-            staged = self._staging.stage(batch, scratch)
-            self._write(staged)
-        self._room.refresh()
-        return staged.outcomes()
+    def write(self, batches: Sequence[WriteBatch]) -> list[list[Outcome]]:
+        """For each batch one outcome per item, one per eviction, one for a sidecar with rows."""
+        ends: list[list[Outcome]] = []
+        while len(ends) < len(batches):
+            ends += self._write_first(batches[len(ends) :])
+        return ends
 
     def drop(self, local: int) -> Outcome:
         """Forget a namespace: its row goes, and with it the meaning of every record that names it."""
@@ -93,24 +95,41 @@ class BatchWriter:
             return Outcome(Status.FAILED, detail=f"the store cannot be settled: {error}")
         return Outcome(Status.NO_ROOM, detail=waits) if waits else None
 
-    def _write(self, staged: Staged) -> None:
-        writing_now = staged.moving
-        failure = self._write_payload(staged)
-        if any(writing.has_no_room for writing in writing_now):  # nothing leaves for what could not be stored
-            staged.keep(_STAYS)
-        noted = DONE
-        moving = staged.moving
-        if failure is None and staged.is_due:
-            failure, noted = self._committer.commit(moving, staged.leaving, staged.batch.sidecar)
-            if failure is not None:
-                self._committer.give_back(writing.place for writing in moving)
-                if failure.status is Status.NO_ROOM:
-                    self._room.grow_index(evicting=False)  # before an extent is lent to what the index cannot name
-        staged.end(failure, noted)
+    def _write_first(self, batches: Sequence[WriteBatch]) -> list[list[Outcome]]:
+        """Write the first batch, and those behind it that can go with it; returns their outcomes."""
+        if (refusal := self._refusal()) is not None:
+            self._room.refresh()
+            return [[refusal] * (len(batches[0].items) + len(batches[0].evict) + bool(batches[0].sidecar))]
+        if isinstance(self._store.slab, InlineSlab):
+            batches = batches[:1]
+        sizes = [self._coding.scratch_bytes(batch.items) for batch in batches]
+        with self._coding.scratch(sum(sizes)) as scratch:
+            together: list[Staged] = []
+            for batch, size in zip(batches, sizes, strict=True):
+                staged = self._staging.stage(batch, scratch[:size])
+                if any(staged.waits_for(earlier) for earlier in together):
+                    self._committer.give_back(writing.place for writing in staged.moving)
+                    break
+                scratch = scratch[size:]
+                together.append(staged)
+            self._write_payload(together)
+            self._commit([staged for staged in together if staged.is_due])
+        self._room.refresh()
+        return [staged.outcomes() for staged in together]
 
-    def _write_payload(self, staged: Staged) -> Outcome | None:
-        """Write and sync. Ends the items whose payload failed; returns why nothing of the batch can be kept."""
-        writings = staged.moving
+    def _write_payload(self, together: Sequence[Staged]) -> None:
+        """Write and sync. Ends the items whose payload failed, and, if the sync did, the batches that had any."""
+        moving = [(staged, staged.moving) for staged in together]
+        self._write_slots([writing for _, writings in moving for writing in writings])
+        for staged, writings in moving:
+            if any(writing.has_no_room for writing in writings):  # nothing leaves for what could not be stored
+                staged.keep(_STAYS)
+        if self._synced and any(staged.moving for staged in together) and (failure := self._sync(sum(len(writings) for _, writings in moving))):
+            for staged in together:
+                if staged.moving:
+                    staged.end(failure)
+
+    def _write_slots(self, writings: Sequence[Writing]) -> None:
         ios = [writing.io for writing in writings if writing.io is not None]
         inline = isinstance(self._store.slab, InlineSlab)
         with self.meter.commit() if inline else nullcontext():  # there blocks are written as pages of LMDB
@@ -124,12 +143,35 @@ class BatchWriter:
                 writing.outcome = Outcome(status, detail=str(io.error))
         self._room.withhold([writing.place for writing in writings if writing.has_no_room])
         self._committer.give_back(w.place for w in writings if w.outcome is not None and not w.has_no_room)
-        if not self._synced or all(writing.outcome is not None for writing in writings):
-            return None
+
+    def _sync(self, slots: int) -> Outcome | None:
+        """Why nothing that was written since the last sync can be kept."""
         try:
             self._store.slab.file.sync()
         except OSError as error:
             # The kernel may have dropped the pages and will report success next time: these slots stay taken.
-            self._store.stock.findings.append(f"sync of the slab failed: {error}; {len(ios)} slots are out of use")
+            self._store.stock.findings.append(f"sync of the slab failed: {error}; {slots} slots are out of use")
             return Outcome(Status.FAILED, detail=f"sync: {error}")
         return None
+
+    def _commit(self, due: Sequence[Staged]) -> None:
+        """One transaction for all; if it does not happen, one for each, so that none suffers for another."""
+        if len(due) > 1 and self._committed(due, alone=False) is None:
+            return
+        for staged in due:
+            if (failure := self._committed([staged], alone=True)) is not None:
+                self._committer.give_back(writing.place for writing in staged.moving)
+                if failure.status is Status.NO_ROOM:
+                    self._room.grow_index(evicting=False)  # before an extent is lent to what the index cannot name
+                staged.end(failure)
+
+    def _committed(self, due: Sequence[Staged], alone: bool) -> Outcome | None:
+        """Commit these and end them, or say why that did not happen."""
+        moving = [writing for staged in due for writing in staged.moving]
+        leaving = [place for staged in due for place in staged.leaving]
+        sidecar = {key: row for staged in due for key, row in staged.batch.sidecar.items()}
+        failure, noted = self._committer.commit(moving, leaving, sidecar, alone=alone)
+        if failure is None:
+            for staged in due:
+                staged.end(None, noted)
+        return failure
