@@ -7,7 +7,8 @@ all that is not yet in the lowest persistent tier. Evictions from a persistent t
 the batch that needs their room; in the lowest tier a block that also lies above never makes room for another, for it
 would only have to be written again.
 
-Always: at most `STORES_MAX` batches per lane and `queue_bytes` in all are under way; a failing tier is left alone
+Always: at most `STORES_MAX` batches per lane (`STORES_TO_DISK_MAX` into a disk, which commits together what waits) and
+`queue_bytes` in all are under way; a failing tier is left alone
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
 """
 
@@ -26,6 +27,7 @@ from kvtier.policies.base import up_to
 from kvtier.types import StoreKey, TransferBatch
 
 STORES_MAX = 2
+STORES_TO_DISK_MAX = 4
 BACKOFF_FIRST_S = 0.1
 BACKOFF_LAST_S = 10.0
 STARVED_S = 1.0  # after a refusal for room: by then others may have given some back
@@ -66,7 +68,8 @@ class Demotions:
     def _stores(self, tier: int, now_s: float) -> Iterator[TransferBatch]:
         lane = (tier, tier + 1)
         target = self._residency.levels[tier + 1]
-        while self._flight.batches[lane] < STORES_MAX and self._flight.bytes.total() < self._queue_bytes:
+        stores_max = _stores_max(target)
+        while self._flight.batches[lane] < stores_max and self._flight.bytes.total() < self._queue_bytes:
             handles = self._chosen(tier)
             if not handles:
                 return
@@ -110,7 +113,7 @@ class Demotions:
         size = below.size_class(length_bytes(handles[0]))
         alike = [h for h in handles if below.size_class(length_bytes(h)) == size]
         # A store holds its sources: on a hung disk all batches together must leave most slots to the living.
-        share = max(1, level.slots_usable // (2 * STORES_MAX))
+        share = max(1, level.slots_usable // (2 * _stores_max(below)))
         return alike[: min(share, below.batch_blocks(size))]
 
     def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
@@ -173,7 +176,7 @@ class Demotions:
             return None
         if any(self._directory.idle[t] or self._residency.levels[t].slots.slots_free for t in between):
             return None
-        if now_s < level.blocked_until_s or self._flight.batches[tier, lowest] >= STORES_MAX:
+        if now_s < level.blocked_until_s or self._flight.batches[tier, lowest] >= _stores_max(level):
             return None
         fit = [handle for handle in handles if self._directory.state(handle, lowest) is State.GONE]
         return self._to_disk((tier, lowest), fit, now_s) if fit else None
@@ -348,3 +351,8 @@ class Demotions:
         for handle, failed in settled.items():
             self.flushes.settle(handle, failed=failed)
         return ready
+
+
+def _stores_max(target: Level) -> int:
+    """How many batches may be under way into a tier from one above."""
+    return STORES_TO_DISK_MAX if target.persistent else STORES_MAX

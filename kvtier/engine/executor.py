@@ -3,7 +3,8 @@
 Of the two tiers of a batch one works and the other lends its slots: a disk works for memory, the upper of two memory
 tiers for the lower. Between memory tiers whose codecs differ `Recoding` works; a disk is told what the slots hold.
 Each (tier, direction) has its own threads, so that loads never queue behind stores. Writes to
-a tier run one at a time and in order. Whatever happens, every batch is reported exactly once.
+a tier run one at a time and in order; those that wait for a tier which can commit several at once go to it together
+(group commit). Whatever happens, every batch is reported exactly once.
 
 Units: bytes. Owns its threads; does not own the tiers.
 """
@@ -17,11 +18,13 @@ from typing import Any, cast
 from kvtier.blocks.coding import NONE
 from kvtier.cache.leases import Arrival
 from kvtier.engine.recoding import Recoding
+from kvtier.engine.write_queue import WriteQueue
 from kvtier.errors import DeviceLost, KvtierError
 from kvtier.tiers.base import (
     SupportsCapacity,
     SupportsDrop,
     SupportsFences,
+    SupportsGroups,
     SupportsRemap,
     SupportsScrub,
     SupportsSlots,
@@ -65,6 +68,7 @@ class Executor:
         self._recoding = recoding
         self._threads: dict[tuple[int, str], ThreadPoolExecutor] = {}
         self._fences = ThreadPoolExecutor(1, "kvtier-fences")  # starts its thread when there is a fence
+        self._queues = {(i, "write"): WriteQueue() for i, tier in enumerate(tiers) if isinstance(tier, SupportsGroups)}
         for index, tier in enumerate(tiers):
             for direction, count in (("read", tier.traits.readers), ("write", 1)):
                 name = f"kvtier-{tier.name}-{direction}"
@@ -72,10 +76,17 @@ class Executor:
 
     def submit(self, batch: TransferBatch) -> bool:
         """Start a batch. Returns at once: False if the interpreter ends, and nothing runs any more."""
+        lane = lane_of(self._tiers, batch)
+        queue = self._queues.get(lane)
+        if queue is not None:
+            queue.put(batch)
         try:
-            self._threads[lane_of(self._tiers, batch)].submit(self._run, batch)
+            if queue is None:
+                self._threads[lane].submit(self._run, batch)
+            else:
+                self._threads[lane].submit(self._run_waiting, queue)
         except RuntimeError:  # all that threads which nobody has shut down can say
-            return False
+            return queue is not None and not queue.take_back(batch)
         return True
 
     def once_passed(self, fence: Any, then: Callable[[bool], None]) -> None:
@@ -105,6 +116,14 @@ class Executor:
     def _run(self, batch: TransferBatch) -> None:
         enqueued = partial(self._enqueued, batch.batch_id) if self._enqueued else None
         self._report(carry_out(self._tiers, batch, enqueued, self._recoding))
+
+    def _run_waiting(self, queue: WriteQueue) -> None:
+        batches = queue.take()
+        if len(batches) == 1:
+            self._run(batches[0])
+        elif batches:
+            for done in carry_out_together(self._tiers, batches, self._recoding):
+                self._report(done)
 
 
 def lane_of(tiers: Sequence[Tier], batch: TransferBatch) -> tuple[int, str]:
@@ -139,6 +158,24 @@ def carry_out(
         log.exception("batch %d from tier %d to %d failed", batch.batch_id, batch.source, batch.target)
         outcomes = [Outcome(Status.FAILED, detail=repr(error))] * batch.outcomes
     return BatchDone(batch.batch_id, tuple(outcomes))
+
+
+def carry_out_together(
+    tiers: Sequence[Tier], batches: Sequence[TransferBatch], recoding: Recoding | None = None
+) -> list[BatchDone]:
+    """Write batches into one tier that takes several at once, and say how each one's items ended. Raises nothing."""
+    try:
+        tier = tiers[batches[0].target]
+        assert isinstance(tier, SupportsGroups)
+        written = tier.write_together([_to_write(tiers, batch, recoding) for batch in batches])
+        return [
+            BatchDone(batch.batch_id, tuple(credible(outcomes, batch.outcomes)))
+            for batch, outcomes in zip(batches, written, strict=True)
+        ]
+    except BaseException as error:  # as in `carry_out`
+        log.exception("batches %s to tier %d failed", [batch.batch_id for batch in batches], batches[0].target)
+        failed = Outcome(Status.FAILED, detail=repr(error))
+        return [BatchDone(batch.batch_id, (failed,) * batch.outcomes) for batch in batches]
 
 
 def credible(outcomes: Sequence[object], count: int) -> list[Outcome]:
@@ -184,30 +221,45 @@ def _outcomes(
         assert isinstance(tier, SupportsDrop)
         return [tier.drop(batch.drop)]
     if not batch.transfers:
-        return tier.write(WriteBatch((), batch.evict, batch.sidecar))
+        return tier.write(_to_write(tiers, batch, recoding))
     source, target = tiers[batch.source], tiers[batch.target]
     lender = source if direction == "write" else target
     codec = lender.traits.codec
     recodes = recoding is not None and not tier.traits.persistent and codec != tier.traits.codec
     if recoding is not None and recodes and not recoding.tier_codes:
         return recoding.move(source, target, batch.transfers)
-    slots = _slots(lender)
-    lengths = [t.length_bytes if codec == NONE else _coded_bytes(recoding, t) for t in batch.transfers]
     if direction == "read":
+        slots, lengths = _slots(lender), _lengths(lender, batch, recoding)
         return tier.read(
             [
                 ReadItem(t.key, t.source_place, t.source_generation, length, slots.slot(t.target_place), codec)
                 for t, length in zip(batch.transfers, lengths, strict=True)
             ]
         )
-    items = [
-        WriteItem(t.key, length, slots.slot(t.source_place), t.target_place, codec)
-        for t, length in zip(batch.transfers, lengths, strict=True)
-    ]
-    written = WriteBatch(items, batch.evict, batch.sidecar)
+    written = _to_write(tiers, batch, recoding)
     if batch.parts and enqueued is not None and codec == NONE and isinstance(tier, SupportsStreaming):
         return tier.write_streamed(written, batch.parts, enqueued)
     return tier.write(written)
+
+
+def _to_write(tiers: Sequence[Tier], batch: TransferBatch, recoding: Recoding | None) -> WriteBatch:
+    """What the target of a batch is to write; its source lends the slots."""
+    if not batch.transfers:
+        return WriteBatch((), batch.evict, batch.sidecar)
+    lender = tiers[batch.source]
+    slots, codec = _slots(lender), lender.traits.codec
+    items = [
+        WriteItem(t.key, length, slots.slot(t.source_place), t.target_place, codec)
+        for t, length in zip(batch.transfers, _lengths(lender, batch, recoding), strict=True)
+    ]
+    return WriteBatch(items, batch.evict, batch.sidecar)
+
+
+def _lengths(lender: Tier, batch: TransferBatch, recoding: Recoding | None) -> list[int]:
+    """How long each block is in the slots of this tier, in bytes."""
+    if lender.traits.codec == NONE:
+        return [transfer.length_bytes for transfer in batch.transfers]
+    return [_coded_bytes(recoding, transfer) for transfer in batch.transfers]
 
 
 def _coded_bytes(recoding: Recoding | None, transfer: Transfer) -> int:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvtier.tiers.base import Tier
+from kvtier.tiers.base import SupportsGroups, Tier
 
 PATIENCE_S = 60.0
 VERBS = ("read", "write")
@@ -25,6 +25,8 @@ class Gate:
         for verb in VERBS:
             self._open[verb].set()
             setattr(tier, verb, self._gated(verb, getattr(tier, verb)))
+        if isinstance(tier, SupportsGroups):
+            setattr(tier, "write_together", self._gated("write", tier.write_together))  # noqa: B010
 
     def hold(self, verb: str) -> None:
         """Calls of `verb` ("read" or "write") wait from now on."""

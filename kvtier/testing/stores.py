@@ -4,7 +4,8 @@ Owns: the tier while it is open, and a dict from block number to (length, outcom
 Units: bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ SMALL: dict[str, Any] = {
     "durability": "none",
     "io_threads": 2,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A batch by block numbers: those to write, all of one length, and those to evict; with sidecar rows by name."""
+
+    numbers: Sequence[int] = ()
+    length_bytes: int = 5000
+    evict: Sequence[int] = ()
+    sidecar: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class StoreDriver:
@@ -66,15 +77,27 @@ class StoreDriver:
         self, numbers: Sequence[int], length_bytes: int = 5000, evict: Sequence[int] = (), **sidecar: bytes
     ) -> list[Status]:
         """Write and evict blocks in one batch; statuses of the items, evictions and, with rows, sidecar."""
-        rows = {name.encode(): row for name, row in sidecar.items()}
-        items = [self.item(number, length_bytes) for number in numbers]
-        outcomes = self.tier.write(WriteBatch(items, [self.evict_item(number) for number in evict], rows))
-        for number, outcome in zip(evict, outcomes[len(items) : len(items) + len(evict)], strict=True):
+        told = Told(numbers, length_bytes, evict, sidecar)
+        return self._learn(told, self.tier.write(self.batch(told)))
+
+    def write_together(self, *batches: Told) -> list[list[Status]]:
+        """The same for several batches at once."""
+        ends = self.tier.write_together([self.batch(told) for told in batches])
+        return [self._learn(told, outcomes) for told, outcomes in zip(batches, ends, strict=True)]
+
+    def batch(self, told: Told) -> WriteBatch:
+        rows = {name.encode(): row for name, row in told.sidecar.items()}
+        items = [self.item(number, told.length_bytes) for number in told.numbers]
+        return WriteBatch(items, [self.evict_item(number) for number in told.evict], rows)
+
+    def _learn(self, told: Told, outcomes: Sequence[Outcome]) -> list[Status]:
+        items = len(told.numbers)
+        for number, outcome in zip(told.evict, outcomes[items : items + len(told.evict)], strict=True):
             if outcome.done:
-                del self.kept[number]
-        for number, outcome in zip(numbers, outcomes, strict=False):
+                self.kept.pop(number)
+        for number, outcome in zip(told.numbers, outcomes, strict=False):
             if outcome.done:
-                self.kept[number] = length_bytes, outcome
+                self.kept[number] = told.length_bytes, outcome
         return [outcome.status for outcome in outcomes]
 
     def read(self, numbers: Sequence[int]) -> list[Status]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvtier.tiers.base import Tier
+from kvtier.tiers.base import SupportsGroups, Tier
 
 Wait = Callable[[float], object]
 
@@ -31,6 +31,9 @@ class Throttle:
         self._free_at_s = clock()  # when the imagined disk has done what it was asked for
         setattr(tier, "read", self._slowed(tier.read, lambda items: items))  # noqa: B010  on this object alone
         setattr(tier, "write", self._slowed(tier.write, lambda batch: batch.items))  # noqa: B010
+        if isinstance(tier, SupportsGroups):
+            together = self._slowed(tier.write_together, lambda batches: [i for batch in batches for i in batch.items])
+            setattr(tier, "write_together", together)  # noqa: B010
 
     def lift(self) -> None:
         """As fast as it is from now on, for those that wait as well."""

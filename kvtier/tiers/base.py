@@ -198,6 +198,16 @@ class SupportsScan(Protocol):
 
 
 @runtime_checkable
+class SupportsGroups(Protocol):
+    """A persistent tier that commits batches which wait together at the price of one."""
+
+    def write_together(self, batches: Sequence[WriteBatch]) -> list[list[Outcome]]:
+        """As `write` of one after the other, for each what that would have returned: what fails for one is not the
+        others' failure, unless it may have been. Runs on the writer's thread."""
+        ...
+
+
+@runtime_checkable
 class SupportsStrides(Protocol):
     """A persistent tier in which blocks of one length may take different room, as their coded forms do."""
 

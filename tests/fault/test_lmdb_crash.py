@@ -16,7 +16,7 @@ OPTIONS = {"capacity_bytes": 4 << 20, "length_bytes_max": 40_000}
 
 WRITER = """
 import pathlib, random, sys
-from kvtier.testing.stores import StoreDriver
+from kvtier.testing.stores import StoreDriver, Told
 
 path, start, seed, durability, payload = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 store = StoreDriver(path, capacity_bytes=4 << 20, length_bytes_max=40_000, durability=durability, payload=payload)
@@ -29,7 +29,8 @@ while True:
     evict = sorted(store.kept)[: max(0, len(store.kept) - 40)]
     print("evicting", *evict, flush=True)
     before = set(store.kept)
-    store.write(numbers, length, evict)
+    halves = [Told(numbers[i::2], length, evict[i::2]) for i in (0, 1)]  # together, as if they had waited
+    store.write_together(*(halves if chance.random() < 0.5 else [Told(numbers, length, evict)]))
     print("done", *sorted(set(store.kept) - before), flush=True)
 """
 

@@ -1,5 +1,6 @@
 """Carrying batches out: whatever a tier does or says, the batch is acknowledged with outcomes that can be."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,80 @@ def test_a_batch_without_outcomes_is_acknowledged_as_failed(answer):
     executor.submit(batch(1, 0))
     executor.close()
     assert [[outcome.status for outcome in done.outcomes] for done in reported] == [[Status.FAILED] * 2] * 2
+
+
+class Groups(DictTier):
+    """A disk that takes batches together, once the test lets the first one go. `told`: the items of each call."""
+
+    def __init__(self, answer=None):
+        super().__init__()
+        self.answer = answer
+        self.told = []
+        self.first, self.go = threading.Event(), threading.Event()
+
+    def write(self, batch):
+        self.told.append([len(batch.items)])
+        self.first.set()
+        assert self.go.wait(60)
+        return [DONE] * len(batch.items)
+
+    def write_together(self, batches):
+        self.told.append([len(batch.items) for batch in batches])
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer or [[DONE] * len(batch.items) for batch in batches]
+
+
+def run_grouped(disk):
+    """One batch alone, and three that came while it was written: what was reported, by number."""
+    reported = []
+    executor = Executor([Memory(), disk], reported.append)
+    assert executor.submit(replace(batch(0, 1), batch_id=0))
+    assert disk.first.wait(60)
+    for number in (1, 2, 3):
+        assert executor.submit(replace(batch(0, 1), batch_id=number, transfers=(TRANSFER,) * number))
+    disk.go.set()
+    executor.close()
+    return [(done.batch_id, [outcome.status for outcome in done.outcomes]) for done in reported]
+
+
+def test_batches_that_wait_are_written_together():
+    """Each pays for a flush of its own; or one is lost, or reported twice, or with the outcomes of another."""
+    disk = Groups()
+    ended = run_grouped(disk)
+    assert disk.told == [[2], [1, 2, 3]]
+    assert ended == [(0, [Status.DONE] * 2), *((n, [Status.DONE] * n) for n in (1, 2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (SystemExit(1), Status.FAILED),
+        ([[DONE]], Status.FAILED),
+        ([[DONE]] * 3, Status.FAILED),
+        ([[Outcome(Status.DONE, -1)], [DONE] * 2, [DONE] * 3], None),
+    ],
+)
+def test_a_group_is_acknowledged_whatever_the_tier_says(answer, status):
+    """Whoever waits for one of the batches waits for ever."""
+    ended = run_grouped(Groups(answer))
+    assert [number for number, _ in ended] == [0, 1, 2, 3]
+    if status is None:
+        assert ended[1:] == [(1, [Status.FAILED]), (2, [Status.DONE] * 2), (3, [Status.DONE] * 3)]
+    else:
+        assert ended[1:] == [(n, [status] * n) for n in (1, 2, 3)]
+
+
+def test_an_executor_that_has_ended_takes_no_batch():
+    """A batch is refused and reported, or neither."""
+    disk = Groups()
+    disk.go.set()
+    reported = []
+    executor = Executor([Memory(), disk], reported.append)
+    executor.close()
+    assert not executor.submit(batch(0, 1))
+    assert not executor.submit(batch(1, 0))
+    assert reported == []
 
 
 def test_a_cache_over_a_lying_disk_serves_from_memory(tmp_path):

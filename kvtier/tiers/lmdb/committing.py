@@ -109,9 +109,7 @@ class Committer:
                 change.sidecar = {}
             except lmdb.Error as error:
                 if not self._store.index.is_writable():
-                    self.broken = f"the index stopped after an error: {error}"
-                    self._room.closed = True
-                    _log.error("%s: %s", self._store.folder, self.broken)
+                    self._break(error)
                     continue
                 if self._store.is_full(error):
                     return Outcome(Status.NO_ROOM, detail=f"index: {error}")
@@ -120,10 +118,24 @@ class Committer:
                 return None
         return Outcome(Status.FAILED, detail=self.broken)
 
+    def keep_promise(self) -> None:
+        """In mode `batch` a crash may undo one batch: after a transaction of several its head must be durable, too."""
+        if self._store.header.durability != "batch":
+            return
+        try:
+            self._store.index.sync()
+        except lmdb.Error as error:
+            self._break(error)
+
     def give_back(self, places: Iterable[int]) -> None:
         """Free slots."""
         for extent in self._room.give_back(places):
             self._recorded.pop(extent, None)
+
+    def _break(self, error: lmdb.Error) -> None:
+        self.broken = f"the index stopped after an error: {error}"
+        self._room.closed = True
+        _log.error("%s: %s", self._store.folder, self.broken)
 
     # ------------------------------------------------------------ rows
 

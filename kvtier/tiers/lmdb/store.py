@@ -146,10 +146,13 @@ class LmdbTier:
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
         """One outcome per item, then one per eviction. One thread at a time; waits for the disk."""
-        return self.write_together([batch])[0]
+        return self._write([batch])[0]
 
     def write_together(self, batches: Sequence[WriteBatch]) -> list[list[Outcome]]:
         """As `write` of each, in order, with one sync and one transaction where they can share them."""
+        return self._write(batches)
+
+    def _write(self, batches: Sequence[WriteBatch]) -> list[list[Outcome]]:
         self._check_usable()
         self._scanned = None
         return self._writer.write(batches)

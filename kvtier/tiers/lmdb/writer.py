@@ -124,10 +124,12 @@ class BatchWriter:
         for staged, writings in moving:
             if any(writing.has_no_room for writing in writings):  # nothing leaves for what could not be stored
                 staged.keep(_STAYS)
-        if self._synced and any(staged.moving for staged in together) and (failure := self._sync(sum(len(writings) for _, writings in moving))):
-            for staged in together:
-                if staged.moving:
-                    staged.end(failure)
+        pending = [staged for staged in together if staged.moving]
+        if not self._synced or not pending:
+            return
+        if (failure := self._sync(sum(len(writings) for _, writings in moving))) is not None:
+            for staged in pending:
+                staged.end(failure)
 
     def _write_slots(self, writings: Sequence[Writing]) -> None:
         ios = [writing.io for writing in writings if writing.io is not None]
@@ -171,6 +173,8 @@ class BatchWriter:
         leaving = [place for staged in due for place in staged.leaving]
         sidecar = {key: row for staged in due for key, row in staged.batch.sidecar.items()}
         failure, noted = self._committer.commit(moving, leaving, sidecar, alone=alone)
+        if failure is None and len(due) > 1:
+            self._committer.keep_promise()
         if failure is None:
             for staged in due:
                 staged.end(None, noted)

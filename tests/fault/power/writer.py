@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvtier.testing.stores import StoreDriver
+from kvtier.testing.stores import StoreDriver, Told
 
 BATCH_ROW = b"batch"
 KEPT_MAX = 30
+GROUP_MAX = 3  # batches that are written together
 LENGTHS = (4096, 5000, 13_000)
 
 
@@ -36,14 +37,19 @@ def write(root: Path, durability: str, payload: str, batches: int, seed: int) ->
         tell(opening=True)
         store = StoreDriver(root / "s", **options(durability, payload))
         store.rescan(range(number))
-        for _ in range(batches // 2):
-            batch += 1
-            items = range(number, number + chance.randint(1, 6))
-            number = items.stop
-            over = max(0, len(store.kept) + len(items) - KEPT_MAX)
-            leaving = chance.sample(list(store.kept), min(len(store.kept), over + chance.randint(0, 3)))
-            tell(begun=batch, items=list(items), leaving=leaving)
-            store.write(items, chance.choice(LENGTHS), leaving, **{BATCH_ROW.decode(): b"%d" % batch})
+        last = batch + batches // 2
+        while batch < last:
+            group, left = [], list(store.kept)
+            for _ in range(min(chance.randint(1, GROUP_MAX), last - batch)):
+                batch += 1
+                items = range(number, number + chance.randint(1, 6))
+                number = items.stop
+                over = max(0, len(store.kept) + sum(len(told.numbers) for told in group) + len(items) - KEPT_MAX)
+                leaving = chance.sample(left, min(len(left), over + chance.randint(0, 3)))
+                left = [kept for kept in left if kept not in leaving]
+                tell(begun=batch, items=list(items), leaving=leaving)
+                group.append(Told(items, chance.choice(LENGTHS), leaving, {BATCH_ROW.decode(): b"%d" % batch}))
+            store.write_together(*group)
             tell(done=batch, kept=list(store.kept))
         store.close()
         tell(closed=batch)
