@@ -68,8 +68,7 @@ class Demotions:
     def _stores(self, tier: int, now_s: float) -> Iterator[TransferBatch]:
         lane = (tier, tier + 1)
         target = self._residency.levels[tier + 1]
-        stores_max = _stores_max(target)
-        while self._flight.batches[lane] < stores_max and self._flight.bytes.total() < self._queue_bytes:
+        while self._may_start(lane) and self._flight.bytes.total() < self._queue_bytes:
             handles = self._chosen(tier)
             if not handles:
                 return
@@ -80,6 +79,13 @@ class Demotions:
                 self._refused(tier, handles, now_s)
                 return
             yield batch
+
+    def _may_start(self, lane: tuple[int, int]) -> bool:
+        """Whether another batch may be under way: into a disk more than two, as long as they hold few slots."""
+        source, target = (self._residency.levels[tier] for tier in lane)
+        batches = self._flight.batches[lane]
+        few = self._flight.blocks[lane] <= source.slots_usable // (2 * STORES_MAX)
+        return batches < STORES_MAX or (target.persistent and batches < STORES_TO_DISK_MAX and few)
 
     def _refused(self, tier: int, handles: list[int], now_s: float) -> None:
         """Nothing could be stored. While stores are under way room may come of it; else wait, or give a flush up."""
@@ -113,7 +119,7 @@ class Demotions:
         size = below.size_class(length_bytes(handles[0]))
         alike = [h for h in handles if below.size_class(length_bytes(h)) == size]
         # A store holds its sources: on a hung disk all batches together must leave most slots to the living.
-        share = max(1, level.slots_usable // (2 * _stores_max(below)))
+        share = max(1, level.slots_usable // (2 * STORES_MAX))
         return alike[: min(share, below.batch_blocks(size))]
 
     def _ahead_of_need(self, tier: int, level: Level) -> list[int]:
@@ -176,7 +182,7 @@ class Demotions:
             return None
         if any(self._directory.idle[t] or self._residency.levels[t].slots.slots_free for t in between):
             return None
-        if now_s < level.blocked_until_s or self._flight.batches[tier, lowest] >= _stores_max(level):
+        if now_s < level.blocked_until_s or not self._may_start((tier, lowest)):
             return None
         fit = [handle for handle in handles if self._directory.state(handle, lowest) is State.GONE]
         return self._to_disk((tier, lowest), fit, now_s) if fit else None
@@ -351,8 +357,3 @@ class Demotions:
         for handle, failed in settled.items():
             self.flushes.settle(handle, failed=failed)
         return ready
-
-
-def _stores_max(target: Level) -> int:
-    """How many batches may be under way into a tier from one above."""
-    return STORES_TO_DISK_MAX if target.persistent else STORES_MAX
