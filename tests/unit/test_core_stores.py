@@ -44,6 +44,21 @@ def test_hung_stores_leave_slots_to_the_living():
     engine.check()
 
 
+@pytest.mark.parametrize(("gpu", "host", "under_way"), [(64, None, 4), (16, None, 2), (64, 32, 2)])
+def test_how_many_stores_are_under_way(gpu, host, under_way):
+    """A disk has nothing to commit together while it writes; or what is under way holds most of a small tier."""
+    engine = make_engine(gpu=gpu, host=host, disk=DictTier())
+    for number in range(4):
+        serve(engine, prompt(number, gpu // 4 - 1))
+    engine.core.submit_flush()
+    engine.plan()
+    stores = [batch for batch in engine.held if batch.transfers]
+    assert len(stores) == under_way
+    assert sum(len(batch.transfers) for batch in stores) <= gpu // 2
+    engine.run()
+    engine.check()
+
+
 def test_flush_writes_everything_once():
     """Flush returns early, or writes what is there already."""
     disk = DictTier()
