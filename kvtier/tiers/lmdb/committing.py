@@ -29,7 +29,7 @@ from kvtier.tiers.lmdb.meter import Meter
 from kvtier.tiers.lmdb.opened import GENERATION_STEP, OpenStore
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.staging import Writing
-from kvtier.types import DONE, PAGE_BYTES, Outcome, Status, namespace_of
+from kvtier.types import DONE, PAGE_BYTES, Outcome, Status
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Committer:
     def _name(self, change: Change, moving: Sequence[Writing]) -> dict[int, int]:
         """Tier ids for namespaces that the store meets for the first time."""
         names = self._store.names
-        met = dict.fromkeys(namespace_of(writing.item.key) for writing in moving)
+        met = dict.fromkeys(writing.local for writing in moving)
         new = [local for local in met if names.to_tier(local) is None]
         ids = {local: names.limit + position for position, local in enumerate(new)}
         for local, tier_id in ids.items():
@@ -163,18 +163,18 @@ class Committer:
         owners = {}
         for writing in moving:
             assert writing.io is not None, "a slot was taken and written"
-            local = namespace_of(writing.item.key)
-            owner = store.names.to_tier(local) or new_names[local]
+            owner = store.names.to_tier(writing.local) or new_names[writing.local]
             writing.generation = store.generation_next
             store.generation_next += 1
-            key = self._place_key(writing.place)
+            slot = store.allocator.slot_of(writing.place)
+            assert slot is not None, "the place was taken"
+            key = PLACE_KEY.pack(*slot)
             io = writing.io
             coded = writing.payload.coded
             record = Record(owner, io.key, io.length_bytes, writing.generation, io.checksum, now_ms, coded)
             change.blocks[key] = encode_record(key, record)
             owners[writing.place] = owner
-            extent = store.allocator.extent_of(writing.place)
-            stride_pages = io.stride_bytes // PAGE_BYTES
+            extent, stride_pages = slot[0], io.stride_bytes // PAGE_BYTES
             if self._recorded.get(extent) != stride_pages:
                 change.extents[ID_KEY.pack(extent)] = encode_extent(extent, stride_pages)
         return owners

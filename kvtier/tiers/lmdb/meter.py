@@ -7,8 +7,9 @@ Units: bytes. A sum only grows; it is read by other threads.
 """
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvtier.policies.wear import Written
@@ -22,8 +23,11 @@ class Meter:
     """Counts for one writer's thread."""
 
     def __init__(self, folder: Path) -> None:
-        self._device = device_of(folder)
-        self._disk_before = None if self._device is None else disk_written_bytes(self._device)
+        device = device_of(folder)
+        self._stat = _Counts(None if device is None else device / "stat")
+        self._io = _Counts(None)  # of the thread that commits
+        self._thread = 0
+        self._disk_before = _sectors_bytes(self._stat.read())
         self._written = Written(disk_bytes=self._disk_before if self._disk_before is None else 0)
 
     def written(self) -> Written:
@@ -40,20 +44,55 @@ class Meter:
     @contextmanager
     def commit(self) -> Iterator[None]:
         """What this thread writes inside are pages of the index."""
-        before = _passed_bytes()
+        before = self._passed_bytes()
         try:
             yield
         finally:
-            pages = -(-(_passed_bytes() - before) // PAGE_BYTES)
+            pages = -(-(self._passed_bytes() - before) // PAGE_BYTES)
             told = self._written
             index_bytes = told.index_bytes + pages * PAGE_BYTES
             self._written = told._replace(index_bytes=index_bytes, disk_bytes=self._disk_bytes())
 
+    def close(self) -> None:
+        """Idempotent."""
+        self._stat.close()
+        self._io.close()
+
+    def _passed_bytes(self) -> int:
+        """What this thread has passed to write calls so far; 0 where the kernel does not count."""
+        if self._thread != (thread := threading.get_native_id()):
+            self._io.close()
+            self._io, self._thread = _Counts(Path("/proc/thread-self/io")), thread
+        return _field(self._io.read(), "wchar:")
+
     def _disk_bytes(self) -> int | None:
-        if self._device is None or self._disk_before is None:
-            return None
-        now = disk_written_bytes(self._device)
-        return self._written.disk_bytes if now is None else now - self._disk_before
+        now = _sectors_bytes(self._stat.read())
+        if now is None or self._disk_before is None:
+            return self._written.disk_bytes
+        return now - self._disk_before
+
+
+class _Counts:
+    """A file of the kernel's counters, kept open: opening it would cost more than a commit's rows."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._fd = -1
+        if path is not None:
+            with suppress(OSError):
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> str:
+        """Empty where there is none, or not any more."""
+        try:
+            return os.pread(self._fd, PAGE_BYTES, 0).decode()
+        except (OSError, ValueError):
+            return ""
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def device_of(folder: Path) -> Path | None:
@@ -68,10 +107,11 @@ def device_of(folder: Path) -> Path | None:
 
 def disk_written_bytes(device: Path) -> int | None:
     """What a device has written since it was attached; None if it does not say."""
+    stat = _Counts(device / "stat")
     try:
-        return int((device / "stat").read_text().split()[_SECTORS_WRITTEN]) * _SECTOR_BYTES
-    except (OSError, ValueError, IndexError):
-        return None
+        return _sectors_bytes(stat.read())
+    finally:
+        stat.close()
 
 
 def file_system_bytes(folder: Path) -> int:
@@ -83,10 +123,16 @@ def file_system_bytes(folder: Path) -> int:
     return filesystem.f_blocks * filesystem.f_frsize
 
 
-def _passed_bytes() -> int:
-    """What this thread has passed to write calls so far; 0 where the kernel does not count."""
+def _sectors_bytes(stat: str) -> int | None:
     try:
-        fields = Path("/proc/thread-self/io").read_text().split()
-        return int(fields[fields.index("wchar:") + 1])
-    except (OSError, ValueError, IndexError):
+        return int(stat.split()[_SECTORS_WRITTEN]) * _SECTOR_BYTES
+    except (ValueError, IndexError):
+        return None
+
+
+def _field(counts: str, name: str) -> int:
+    try:
+        fields = counts.split()
+        return int(fields[fields.index(name) + 1])
+    except (ValueError, IndexError):
         return 0

@@ -40,6 +40,7 @@ class Writing:
 
     item: WriteItem
     payload: Payload
+    local: int  # the namespace, as the engine counts
     place: int = -1
     io: SlotIO | None = None
     generation: int = 0
@@ -136,34 +137,38 @@ class Staging:
 
     def _accepted(self, items: Sequence[WriteItem], scratch: memoryview) -> list[Writing]:
         """The items as they are stored, those refused at once that can never be kept."""
-        problems = [self._problem(item) for item in items]
+        names = self._store.names
+        locals_ = [namespace_of(item.key) for item in items]
+        unknown = {local for local in set(locals_) if not names.knows(local)}
+        problems = [self._problem(item, local, unknown) for item, local in zip(items, locals_, strict=True)]
         payloads = iter(
             self._coding.encode([i for i, problem in zip(items, problems, strict=True) if not problem], scratch)
         )
         writings = []
-        for item, problem in zip(items, problems, strict=True):
+        for item, local, problem in zip(items, locals_, problems, strict=True):
             payload = problem or next(payloads)
             if isinstance(payload, str):
-                writings.append(Writing(item, NOTHING, outcome=Outcome(Status.FAILED, detail=payload)))
+                writings.append(Writing(item, NOTHING, local, outcome=Outcome(Status.FAILED, detail=payload)))
             else:
-                writings.append(Writing(item, payload))
+                writings.append(Writing(item, payload, local))
         return writings
 
-    def _problem(self, item: WriteItem) -> str:
+    def _problem(self, item: WriteItem, local: int, unknown: set[int]) -> str:
         hash_bytes = len(item.key) - NAMESPACE_BYTES - GROUP_BYTES
         if not 1 <= hash_bytes <= HASH_BYTES_MAX:
             return f"a hash of {hash_bytes} bytes"
         if not 1 <= item.length_bytes <= min(len(item.source), self._room.length_bytes_max):
             return f"a length of {item.length_bytes} bytes"
-        if not self._store.names.knows(namespace_of(item.key)):
-            return f"namespace {namespace_of(item.key)} is not in the table"
-        return ""
+        return f"namespace {local} is not in the table" if local in unknown else ""
 
     def _place(self, writings: Iterable[Writing]) -> None:
         """Take a slot for each, or end it with NO_ROOM. Neighbours in the batch become neighbours in the slab."""
         by_stride: dict[int, list[Writing]] = {}
+        fingerprints: dict[int, bytes] = {}
         for writing in writings:
             by_stride.setdefault(writing.payload.stride_bytes, []).append(writing)
+            if writing.local not in fingerprints:
+                fingerprints[writing.local], _ = self._store.names.identity(writing.local)
         for stride, group in by_stride.items():
             places = self._room.take(stride // PAGE_BYTES, len(group))
             for writing, place in zip(group, places, strict=False):
@@ -171,6 +176,6 @@ class Staging:
                 key = block_key_of(writing.item.key)
                 writing.place = place
                 writing.io = SlotIO(key, place * PAGE_BYTES, stride, payload.length_bytes, payload.view)
-                writing.io.fingerprint, _ = self._store.names.identity(namespace_of(writing.item.key))
+                writing.io.fingerprint = fingerprints[writing.local]
             for writing in group[len(places) :]:
                 writing.outcome = Outcome(Status.NO_ROOM, detail=self._room.refusal)

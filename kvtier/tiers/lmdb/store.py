@@ -244,6 +244,7 @@ class LmdbTier:
         """Sync, mark the store as closed, release the lock. Idempotent; does nothing in a forked child."""
         if not self._closed and self._pid == os.getpid():
             self._closed = True
+            self._writer.meter.close()
             self._store.close()
 
     def _check_usable(self) -> None:
