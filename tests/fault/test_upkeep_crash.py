@@ -19,17 +19,19 @@ from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb import sweep
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.index import Change, Index
+from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.lock import StoreLock
 from kvtier.types import Status
 
 ONE, TWO = b"1" * 32, b"2" * 32
 STEPS = [(Index, "commit"), (Index, "copy_to"), (Index, "close"), (BlockFile, "punch"), (BlockFile, "cut")]
-STEPS += [(StoreLock, "write_state"), (Path, "replace")]
+STEPS += [(StoreLock, "write_state"), (Path, "replace"), (InlineSlab, "copy_to"), (InlineSlab, "close")]
+INLINE: dict[str, Any] = {"payload": "inline", "capacity_bytes": 10 << 20}
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, **options: Any) -> None:
     """A closed store: 32 blocks that stay, and 32 of another namespace."""
-    store = StoreDriver(folder, ONE, durability="batch")
+    store = StoreDriver(folder, ONE, durability="batch", **options)
     store.write(range(32), 16_384)
     store.namespace = store.namespaces.id_of(TWO, cbor2.dumps({"name": "two"}))
     store.write(range(100, 132), 16_384)
@@ -81,8 +83,8 @@ def was_killed(step: int, verb: Callable[[Path], int], folder: Path) -> bool:
     return code == -signal.SIGKILL
 
 
-def served(folder: Path) -> int:
-    store = StoreDriver(folder, ONE, durability="batch")
+def served(folder: Path, **options: Any) -> int:
+    store = StoreDriver(folder, ONE, durability="batch", **options)
     store.rescan(range(32))
     assert store.read(list(store.kept)) == [Status.DONE] * len(store.kept)
     assert (store.tier.check(), store.tier.findings) == ([], [])
@@ -97,11 +99,13 @@ VERBS: dict[str, tuple[Callable[[Path], None], Callable[[Path], int], int]] = {
 }
 
 
-@pytest.mark.parametrize("verb", list(VERBS))
-def test_a_killed_verb(tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "options"), [("drop", {}), ("gc", {}), ("fsck", {}), ("gc", INLINE)], ids=["drop", "gc", "fsck", "inline"]
+)
+def test_a_killed_verb(tmp_path: Path, verb: str, options: dict[str, Any]) -> None:
     """An operator's terminal that closes would cost the store."""
     prepare, run, steps_min = VERBS[verb]
-    make(tmp_path / "kept")
+    make(tmp_path / "kept", **options)
     prepare(tmp_path / "kept")
     step = 0
     killed = True
@@ -109,8 +113,12 @@ def test_a_killed_verb(tmp_path: Path, verb: str) -> None:
         step += 1
         shutil.copytree(tmp_path / "kept", tmp_path / "s")
         killed = was_killed(step, run, tmp_path / "s")
-        assert not was_killed(0, run, tmp_path / "s"), "the next run has no trouble"
-        assert (fsck(tmp_path / "s"), served(tmp_path / "s")) == (0, 32)
-        assert sorted(path.name for path in (tmp_path / "s" / "index").iterdir()) == ["data.mdb", "lock.mdb"]
+        if step % 2:  # else whoever opens it next has to
+            assert not was_killed(0, run, tmp_path / "s"), "the next run has no trouble"
+            assert (fsck(tmp_path / "s"), served(tmp_path / "s", **options)) == (0, 32)
+        else:
+            assert served(tmp_path / "s", **options) == 32
+        for table in ("index", "payload") if options else ("index",):
+            assert sorted(path.name for path in (tmp_path / "s" / table).iterdir()) == ["data.mdb", "lock.mdb"]
         shutil.rmtree(tmp_path / "s")
     assert step > steps_min

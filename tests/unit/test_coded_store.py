@@ -11,6 +11,7 @@ import pytest
 from kvtier.blocks.codec import checksum
 from kvtier.blocks.coding import HEAD_BYTES, UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
+from kvtier.cli.cmd_gc import gc
 from kvtier.cli.cmd_inspect import inspect
 from kvtier.errors import CorruptBlock
 from kvtier.kernels import quantize
@@ -159,6 +160,44 @@ def test_switching_exp4_on_and_off_loses_nothing(tmp_path: Path) -> None:
     )
     assert [outcome.status for outcome in gone] == [Status.DONE] * 3
     assert store.tier.used_bytes() == 0
+    store.tier.close()
+
+
+def varied(number: int) -> bytes:
+    """A block of which exp4 shortens more or less."""
+    block = bytearray(kv(number))
+    start = len(block) * (number % 5) // 4
+    block[start:] = noise(number)[start:]
+    return bytes(block)
+
+
+def test_exp4_values_of_many_lengths_lie_inline(tmp_path: Path) -> None:
+    """A value that is longer or shorter than the one before it in its slot brings back bytes of either."""
+    store = Store(tmp_path / "other", "none")
+    store.tier.close()
+    options = {"payload": "inline", "capacity_bytes": 12 << 20, "durability": "batch"}
+    store.path = tmp_path / "inline"
+    store.open(codings("exp4"), **options)
+    kept: dict[int, bytes] = {}
+    for batch in range(12):
+        blocks = {n: varied(n) for n in range(batch * 6, batch * 6 + 6)}
+        leaving = list(kept)[: max(0, len(kept) - 18)]
+        evict = [EvictItem(key_of(n), store.at[n].place, store.at[n].generation) for n in leaving]
+        assert {outcome.status for outcome in store.tier.write(WriteBatch(evict=evict))} <= {Status.DONE}
+        kept = {n: block for n, block in kept.items() if n not in leaving}
+        kept |= {n: blocks[n] for n, end in zip(blocks, store.write(blocks), strict=True) if end.done}
+        taken_bytes = sum(path.stat().st_blocks * 512 for path in store.path.rglob("*") if path.is_file())
+        assert taken_bytes <= 12 << 20
+    assert len(kept) > 18
+    for _ in range(2):
+        assert {n: store.read(n) for n in kept} == {n: (Status.DONE, block) for n, block in kept.items()}
+        assert len({store.tier.stride_bytes_at(store.at[n].place) for n in kept}) > 1
+        store.reopen(codings("exp4"), **options)
+    assert store.tier.check() == []
+    store.tier.close()
+    assert gc(store.path) == 0
+    store.open(codings("exp4"), **options)
+    assert {n: store.read(n) for n in kept} == {n: (Status.DONE, block) for n, block in kept.items()}
     store.tier.close()
 
 

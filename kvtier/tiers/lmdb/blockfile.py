@@ -86,6 +86,10 @@ class BlockFile:
         elif code:
             raise OSError(code, os.strerror(code))
 
+    def takes_bytes(self, lent_bytes: int) -> int:
+        """What the file takes of the disk for extents of so many bytes."""
+        return lent_bytes
+
     def punch(self, offset: int, length: int) -> bool:
         """Give disk space back. False where the filesystem cannot: see `cut`."""
         return _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0

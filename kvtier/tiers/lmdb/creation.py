@@ -12,7 +12,7 @@ from pathlib import Path
 from kvtier.config.units import readable_bytes
 from kvtier.errors import StoreError, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import NO_SPACE, free_bytes
-from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
+from kvtier.tiers.lmdb.layout import FRESH_NAME, INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,12 @@ def clear(folder: Path) -> None:
     (folder / SLAB_NAME).unlink(missing_ok=True)  # first: an index without a slab opens as an empty store
     shutil.rmtree(folder / PAYLOAD_NAME, ignore_errors=True)
     shutil.rmtree(folder / INDEX_NAME, ignore_errors=True)
+
+
+def clear_fresh(folder: Path) -> None:
+    """Remove what an interrupted compaction left: it counts against the capacity, and nobody reads it."""
+    for name in (INDEX_NAME, PAYLOAD_NAME):
+        (folder / name / FRESH_NAME).unlink(missing_ok=True)
 
 
 def sync_names(folder: Path) -> None:

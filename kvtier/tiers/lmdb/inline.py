@@ -2,16 +2,19 @@
 
 Owns: an environment beside the index. Places mean what they mean in a slab, so that all above is the same: a row's key
 is its slot's offset (u64, big-endian), its value a frame (`blocks.codec`); row `length` is where a slab would end. The
-rows of a batch are one transaction, committed before the index names them. LMDB takes up to twice the payload in
-pages and never makes its file shorter: what this tier may store is a part of its capacity, and it gives nothing back.
-Always: bytes come back only out of an intact frame with the block's own key.
+rows of a batch are one transaction, committed before the index names them. LMDB takes half as much again as the payload
+and never makes its file shorter: what this tier may store is a part of its capacity; it claims the disk of an extent,
+and half of one, when that is lent, and gives back only what lies behind the file's end. `copy_to` makes a smaller file.
+Always: the file is no longer than its map, which is a hard limit; bytes come back only out of an intact frame with the
+block's own key.
 Units: bytes.
 """
 
 import errno
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import lmdb
 
 from kvtier.blocks.codec import decode, encode
 from kvtier.errors import CorruptBlock
-from kvtier.tiers.lmdb.blockfile import disk_bytes
+from kvtier.tiers.lmdb.blockfile import claim, disk_bytes
 from kvtier.tiers.lmdb.index import DATA_NAME, SYNC_MODES
 from kvtier.tiers.lmdb.pages import check_index
 from kvtier.tiers.lmdb.slab import SlotIO, TruncatedSlab
@@ -28,6 +31,7 @@ SLOTS_SHARE = 2, 5  # of the capacity is for slots and index; the rest is LMDB's
 _OFFSET = struct.Struct(">Q")
 _LENGTH_KEY = b"length"
 _READERS_MAX = 126
+ROWS_AT_ONCE = 1000  # in one transaction, which needs new pages before it frees any
 
 
 class InlineFile:
@@ -52,16 +56,30 @@ class InlineFile:
         with _as_oserror():
             self._env.sync(True)
 
+    def takes_bytes(self, lent_bytes: int) -> int:
+        """What LMDB's file may grow to for extents of so many bytes."""
+        part, whole = SLOTS_SHARE
+        return min(lent_bytes * (whole - part) // part, int(self._env.info()["map_size"]))
+
     def allocate(self, offset: int, length: int) -> None:
-        """Nothing can be claimed; the rows may reach so far from now on."""
-        self._end_at(max(self._length, offset + length))
+        """Claim disk for rows that reach so far from now on. Raises OSError (ENOSPC)."""
+        end = max(self._length, offset + length)
+        try:
+            claim(self._data, self.takes_bytes(end))
+        except OSError:
+            self._claim_only(self._length)
+            raise
+        self._end_at(end)
 
     def punch(self, offset: int, length: int) -> bool:
-        """Delete the rows there; LMDB uses their pages again."""
+        """Delete the rows there; LMDB uses their pages again. At the end, what was claimed for them is given back."""
         with _as_oserror(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
             found = cursor.set_range(_OFFSET.pack(offset))
             while found and len(cursor.key()) == _OFFSET.size and _OFFSET.unpack(cursor.key())[0] < offset + length:
                 found = cursor.delete()
+        if offset < self._length <= offset + length:
+            self._end_at(offset)
+            self._claim_only(offset)
         return True
 
     def punches(self) -> bool:
@@ -70,7 +88,6 @@ class InlineFile:
     def cut(self, length: int) -> None:
         if length < self._length:
             self.punch(length, self._length - length)
-            self._end_at(length)
 
     def length_bytes(self) -> int:
         if self._foreign:
@@ -87,6 +104,12 @@ class InlineFile:
     def disk_free_bytes(self) -> int:
         filesystem = os.fstatvfs(self._data)
         return filesystem.f_bavail * filesystem.f_frsize
+
+    def _claim_only(self, length: int) -> None:
+        """Let go of the disk behind the file's end, but for what rows up to this length may need."""
+        with suppress(OSError):
+            os.truncate(self._data, os.fstat(self._data).st_size)
+            claim(self._data, self.takes_bytes(length))
 
     def _end_at(self, length: int) -> None:
         with _as_oserror(), self._env.begin(write=True) as txn:
@@ -160,6 +183,25 @@ class InlineSlab:
             except OSError as error:
                 io.error = error
 
+    def keep_only(self, offsets: Container[int]) -> None:
+        """Delete the rows of all other slots: what was evicted lies there until its slot or its extent is used again.
+
+        Raises OSError; what was deleted until then stays so.
+        """
+        start: bytes | None = b""
+        while start is not None:
+            with _as_oserror(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                start = _delete_some(cursor, start, offsets)
+
+    def used_bytes(self) -> int:
+        """What the rows take, and would take if the file held nothing else."""
+        stat = self._env.stat()
+        return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
+
+    def copy_to(self, fd: int) -> None:
+        """Write the rows, and nothing else, as a table of their own. Raises lmdb.Error or OSError."""
+        self._env.copyfd(fd, compact=True)
+
     def _take(self, io: SlotIO, row: memoryview | None) -> None:
         if row is None:
             raise TruncatedSlab(errno.ENODATA, "there is no row for the slot")
@@ -178,6 +220,19 @@ class InlineSlab:
         if self._data >= 0:
             os.close(self._data)
             self._data = -1
+
+
+def _delete_some(cursor: Any, start: bytes, offsets: Container[int]) -> bytes | None:
+    """Delete what is not kept among the next rows from a key on; returns where to go on."""
+    found = cursor.set_range(start) if start else cursor.first()
+    for _ in range(ROWS_AT_ONCE):
+        if not found:
+            return None
+        key = bytes(cursor.key())
+        is_slot = len(key) == _OFFSET.size
+        leaves = is_slot and _OFFSET.unpack(key)[0] not in offsets
+        found = cursor.delete() if leaves else cursor.next()
+    return bytes(cursor.key()) if found else None
 
 
 def begin_reading(env: Any, **options: Any) -> Any:

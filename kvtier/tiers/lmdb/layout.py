@@ -28,6 +28,7 @@ LOCK_NAME = "lock"
 SLAB_NAME = "slab"
 INDEX_NAME = "index"
 PAYLOAD_NAME = "payload"
+FRESH_NAME = "data.mdb.new"  # beside a table that is written anew, until it takes its place
 TABLES = ("meta", "namespaces", "extents", "blocks", "sidecar")
 
 HEADER_KEY = b"header"

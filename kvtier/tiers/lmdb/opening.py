@@ -23,7 +23,7 @@ from kvtier.errors import ConfigError, CorruptBlock, StoreFormatError
 from kvtier.notices import say_once
 from kvtier.tiers.lmdb.blockfile import NO_DIRECT, BlockFile, free_bytes
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST, Budget, split
-from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, clear, make_folder, refusal, sync_folder, wipe
+from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, clear, clear_fresh, make_folder, refusal, sync_folder, wipe
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, Index, IndexFull
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
@@ -90,6 +90,7 @@ def _open_locked(
         clear(folder)  # whoever made it was cut off before there were blocks, maybe in the middle of the index
     elif power_failed(lock.before, lock.before.durability):
         wipe(folder)
+    clear_fresh(folder)
     index, header = _open_index(folder, lock, settings)
     undo.callback(index.close)
     if header is not None:

@@ -68,7 +68,7 @@ class Room:
             return 0
         allocator = store.allocator
         by_capacity = allocator.extents_max - allocator.lent_extents
-        by_disk = self._spare_bytes // store.header.extent_bytes
+        by_disk = self._spare_bytes // self._extent_takes_bytes()
         unlent = max(0, min(by_capacity, by_disk))
         return allocator.free_slots(stride_pages) + unlent * allocator.slots_per_extent(stride_pages)
 
@@ -76,7 +76,7 @@ class Room:
         """Of blocks with slots of these strides, in this order, which ones fit without evicting."""
         store = self._store
         allocator = store.allocator
-        unlent = min(allocator.extents_max - allocator.lent_extents, self._spare_bytes // store.header.extent_bytes)
+        unlent = min(allocator.extents_max - allocator.lent_extents, self._spare_bytes // self._extent_takes_bytes())
         if not store.settled or self.closed or self._excess_bytes:
             return [False] * len(strides_pages)
         free: dict[int, int] = {}
@@ -134,7 +134,7 @@ class Room:
     def _lend(self, stride_pages: int) -> bool:
         """Lend one more extent, if capacity, min_free and the disk allow it."""
         store = self._store
-        allocator, extent_bytes = store.allocator, store.header.extent_bytes
+        allocator, extent_bytes = store.allocator, self._extent_takes_bytes()
         self.refusal = ""
         self._look()
         if allocator.next_unlent() is None:
@@ -162,6 +162,10 @@ class Room:
             return f"the disk refused an extent: {error}"
         self._look()
         return self._below_min_free() if self._disk_free_bytes < self._min_free_bytes else ""
+
+    def _extent_takes_bytes(self) -> int:
+        """What one more extent takes of the disk."""
+        return self._store.slab.file.takes_bytes(self._store.header.extent_bytes)
 
     # ------------------------------------------------------------ the index
 
@@ -240,8 +244,8 @@ class Room:
             _log.warning("%s: %s; blocks leave", store.folder, self._why_excess())
         self._excess_bytes = excess_bytes
         lends = store.allocator.lent_extents < store.allocator.extents_max
-        if lends and store.settled and not excess_bytes and self._spare_bytes < store.header.extent_bytes:
-            self._tell_shortage(self._too_little_for("an extent", store.header.extent_bytes))
+        if lends and store.settled and not excess_bytes and self._spare_bytes < self._extent_takes_bytes():
+            self._tell_shortage(self._too_little_for("an extent", self._extent_takes_bytes()))
 
     def _check_readers(self) -> None:
         """From time to time: pages that a dead reader saw are not used again, and the index grows for them."""
@@ -262,7 +266,9 @@ class Room:
             _log.warning("%s: the filesystem does not say what it has: %s", store.folder, error)
             return
         lent_bytes = store.allocator.lent_extents * store.header.extent_bytes
-        self._owed_bytes = max(0, lent_bytes - slab_bytes) + max(0, store.index.map_bytes() - index_bytes)
+        self._owed_bytes = max(0, store.slab.file.takes_bytes(lent_bytes) - slab_bytes) + max(
+            0, store.index.map_bytes() - index_bytes
+        )
         self._spare_bytes = self._disk_free_bytes - self._owed_bytes - self._min_free_bytes
 
     def _tell_shortage(self, reason: str) -> None:

@@ -6,17 +6,18 @@ namespaces and extents that nothing points to any more, then disk.
 Units: bytes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kvtier.errors import CorruptBlock, StoreError
 from kvtier.tiers.lmdb.index import Change
+from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import ID_KEY, PLACE_KEY, decode_namespace
 from kvtier.tiers.lmdb.superseded import Superseded
 from kvtier.tiers.lmdb.upkeep import Upkeep
 
 ROWS_AT_ONCE = 10_000
-COMPACT_BYTES_MIN = 1 << 20  # a smaller gain is not worth writing the index anew
+COMPACT_BYTES_MIN = 1 << 20  # a smaller gain is not worth writing a file anew
 COMPACT_SHARE = 4  # nor one below a quarter of it
 
 
@@ -42,17 +43,41 @@ def sweep(upkeep: Upkeep, sidecar_surplus: Iterable[bytes]) -> Swept:
     before = upkeep.reader.disk_bytes()
     swept = _sweep_rows(upkeep, list(sidecar_surplus))
     _return_disk(upkeep)
-    index = upkeep.index
-    gain_bytes = index.disk_bytes() - index.used_bytes()
-    if gain_bytes >= max(COMPACT_BYTES_MIN, index.disk_bytes() // COMPACT_SHARE):
-        try:
-            upkeep.compact()
-            swept.compacted = True
-        except StoreError:  # it takes room for a while, and what was swept so far may be all there is
-            pass
+    slab = upkeep.slab
+    if isinstance(slab, InlineSlab):
+        _delete_payloads(upkeep, slab)
+        if _is_worth(slab.file.disk_bytes(), slab.used_bytes()):
+            swept.compacted = _done(upkeep.compact_payload)
+    if _is_worth(upkeep.index.disk_bytes(), upkeep.index.used_bytes()):
+        swept.compacted = _done(upkeep.compact_index) or swept.compacted
     after = upkeep.reader.disk_bytes()
     swept.disk_bytes = {name: before[name] - after[name] for name in before}
     return swept
+
+
+def _delete_payloads(upkeep: Upkeep, slab: InlineSlab) -> None:
+    """Of blocks that have left, those that lie in extents with others that stay."""
+    reader = upkeep.reader
+    kept = {reader.offset_of(stored) for stored in reader.records()}
+    if reader.unknown_records:  # who knows where in their extents they begin
+        return
+    try:
+        slab.keep_only(kept)
+    except OSError as error:
+        raise StoreError(str(upkeep.folder), f"payloads could not be deleted: {error}", "See to the disk") from error
+
+
+def _is_worth(disk_bytes: int, used_bytes: int) -> bool:
+    """Whether a file should be written anew."""
+    return disk_bytes - used_bytes >= max(COMPACT_BYTES_MIN, disk_bytes // COMPACT_SHARE)
+
+
+def _done(compact: Callable[[], None]) -> bool:
+    try:
+        compact()
+    except StoreError:  # it takes room for a while, and what was swept so far may be all there is
+        return False
+    return True
 
 
 def _sweep_rows(upkeep: Upkeep, sidecar_surplus: list[bytes]) -> Swept:

@@ -21,7 +21,7 @@ from kvtier.tiers.lmdb.creation import refusal, sync_names
 from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, unfinished
 from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index
 from kvtier.tiers.lmdb.inline import InlineSlab
-from kvtier.tiers.lmdb.layout import INDEX_NAME, Header
+from kvtier.tiers.lmdb.layout import FRESH_NAME, INDEX_NAME, PAYLOAD_NAME, Header
 from kvtier.tiers.lmdb.lock import StoreLock, WriterState, boot_id
 from kvtier.tiers.lmdb.offline import StoreReader
 from kvtier.tiers.lmdb.opening import read_header
@@ -30,7 +30,6 @@ from kvtier.tiers.lmdb.slab import Slab
 from kvtier.types import page_aligned
 
 DURABILITY = "strict"
-FRESH_NAME = "data.mdb.new"
 
 
 class OwnIndex:
@@ -100,25 +99,35 @@ class Upkeep:
         except (OSError, lmdb.Error) as error:
             raise StoreError(str(self.folder), f"nothing was changed: {error}", "Mend that and try again") from error
 
-    def compact(self) -> None:
+    def compact_index(self) -> None:
         """Write the index anew without the pages that nobody uses; then this can only be closed.
 
         Raises StoreError if the disk has no room for a second one; the first is as it was.
         """
-        target, fresh = self.folder / INDEX_NAME / DATA_NAME, self.folder / INDEX_NAME / FRESH_NAME
+        self._replace(self.folder / INDEX_NAME, self.index)
+
+    def compact_payload(self) -> None:
+        """The same for payloads that lie inline; then no block can be read."""
+        if isinstance(self.slab, InlineSlab):
+            self._replace(self.folder / PAYLOAD_NAME, self.slab)
+
+    def _replace(self, folder: Path, table: Index | InlineSlab) -> None:
+        """The new file has all its bytes on the disk before it gets the old one's name."""
+        fresh = folder / FRESH_NAME
         try:
             fresh.unlink(missing_ok=True)  # of one that was interrupted
             fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                self.index.copy_to(fd)
+                table.copy_to(fd)
                 os.fsync(fd)
             finally:
                 os.close(fd)
         except (OSError, lmdb.Error) as error:
             fresh.unlink(missing_ok=True)
-            raise StoreError(str(self.folder), f"the index stays as it is: {error}", "Make room on the disk") from error
-        self.index.close()
-        fresh.replace(target)
+            problem = f"the {folder.name} stays as it is: {error}"
+            raise StoreError(str(self.folder), problem, "Make room on the disk") from error
+        table.close()
+        fresh.replace(folder / DATA_NAME)
         sync_names(self.folder)
 
     def close(self) -> None:
