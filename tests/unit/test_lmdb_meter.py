@@ -1,5 +1,7 @@
 """What a store says that it gives its disk, against what it does."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,27 @@ def test_the_index_pages_are_those_that_reach_the_file(store: StoreDriver) -> No
     assert 10 * PAGE_BYTES <= given <= 25 * PAGE_BYTES
     assert given % PAGE_BYTES == 0
     store.close()
+
+
+def test_whoever_commits_is_counted(tmp_path: Path) -> None:
+    """The kernel counts by thread: the pages of a commit on another one than the first are missed."""
+    counted = Meter(tmp_path)
+    data = tmp_path / "data"
+
+    def commit() -> None:
+        with counted.commit():
+            data.write_bytes(bytes(3 * PAGE_BYTES))
+
+    commit()
+    assert counted.written().index_bytes == 3 * PAGE_BYTES
+    with ThreadPoolExecutor(1) as other:
+        other.submit(commit).result()
+    commit()
+    assert counted.written().index_bytes == 9 * PAGE_BYTES
+    open_files = len(os.listdir("/proc/self/fd"))
+    counted.close()
+    counted.close()
+    assert len(os.listdir("/proc/self/fd")) < open_files
 
 
 def test_blocks_that_lie_inline_are_pages_as_well(tmp_path: Path) -> None:
