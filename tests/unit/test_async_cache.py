@@ -180,6 +180,7 @@ async def test_close_reports_what_it_could_not_save(tmp_path):
         await cache.__aenter__()
         disk = tier(cache, 2)
         disk.write = lambda batch: None
+        disk.write_together = lambda batches: None
         await aserve(cache, prompt(config, 1, 5))
         if broken:
             with pytest.raises(InvariantError):

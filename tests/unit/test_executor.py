@@ -167,6 +167,7 @@ def test_a_cache_over_a_lying_disk_serves_from_memory(tmp_path):
         disk.write = lambda batch: (
             [Outcome(Status.DONE, -1)] * (len(batch.items) + len(batch.evict) + bool(batch.sidecar))
         )
+        disk.write_together = lambda batches: [disk.write(batch) for batch in batches]
         keys = prompt(config, 1, 4)
         serve(cache, keys)
         assert cache.flush().failed == 4

@@ -1,6 +1,5 @@
 """What a store says that it gives its disk, against what it does."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,10 +66,10 @@ def test_whoever_commits_is_counted(tmp_path: Path) -> None:
         other.submit(commit).result()
     commit()
     assert counted.written().index_bytes == 9 * PAGE_BYTES
-    open_files = len(os.listdir("/proc/self/fd"))
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
     counted.close()
     counted.close()
-    assert len(os.listdir("/proc/self/fd")) < open_files
+    assert len(list(Path("/proc/self/fd").iterdir())) < open_files
 
 
 def test_blocks_that_lie_inline_are_pages_as_well(tmp_path: Path) -> None:
