@@ -171,3 +171,24 @@ def test_power_loss(
         did = recorded(recorder, folder, durability, payload, batches, seed)
         explore(did, folder / "disk", folder / "image", durability, payload, losses, seed)
         shutil.rmtree(folder)
+
+
+def test_a_new_slab_that_is_not_empty_yet(recorder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that never had a block is called damaged for good: the page that tried O_DIRECT is there, and its cut
+    is not."""
+    monkeypatch.setattr(opening, "boot_id", lambda: "the next boot")
+    did = recorded(recorder, tmp_path, "batch", "slab", 0, 0)
+    cut = next((at for at, note in enumerate(did) if note.path.name == "slab" and note.kind == ord("c")), None)
+    if cut is None:
+        pytest.skip("this file system refuses O_DIRECT at once")
+    synced = next(at for at, note in enumerate(did) if note.path.name == "slab" and note.kind == ord("s"))
+    assert cut < synced
+    for moment in range(cut, synced + 1):
+        disk = Disk(tmp_path / "disk")
+        for note in did[:cut] + did[cut + 1 : moment]:
+            if note.path.name != "journal":
+                disk.apply(note)
+        shutil.rmtree(tmp_path / "image", ignore_errors=True)
+        (tmp_path / "image").mkdir()
+        disk.image(tmp_path / "image", random.Random(0), 1.0)
+        look(tmp_path / "image" / "s", Journal(), "batch", "slab")

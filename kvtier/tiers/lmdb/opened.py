@@ -63,8 +63,10 @@ class OpenStore:
         again. Raises OSError or lmdb.Error.
         """
         try:
+            # An earlier writer in mode `none` may have left it to the page cache. And before the lock says that this is
+            # a store: one without a header is believed to be new only while its slab is empty.
+            self.slab.file.sync()
             self.lock.write_state(self.state)
-            self.slab.file.sync()  # an earlier writer in mode `none` may have left it to the page cache
             if self.punches:
                 self._return_disk(self.stock.strides_before)  # first: an extent without a row is left from a crash
             self._commit_stock()
