@@ -10,8 +10,9 @@ import pytest
 
 from kvtier.cli.cmd_gc import gc
 from kvtier.testing.stores import StoreDriver
-from kvtier.tiers.lmdb import inline, upkeep
-from kvtier.tiers.lmdb.inline import InlineFile, InlineSlab
+from kvtier.tiers.lmdb import inline_file, upkeep
+from kvtier.tiers.lmdb.inline import InlineSlab
+from kvtier.tiers.lmdb.inline_file import InlineFile
 from kvtier.types import PAGE_BYTES, Status
 
 DONE, NO_ROOM = Status.DONE, Status.NO_ROOM
@@ -69,7 +70,7 @@ def test_what_cannot_be_claimed_is_not_lent(tmp_path: Path, monkeypatch: pytest.
     """A disk that has no room fails in the middle of LMDB's commit; or what was claimed in vain stays taken."""
     store = StoreDriver(tmp_path / "s", **INLINE)
     store.write([1], 16_384)
-    file, claim = store.tier._store.slab.file, inline.claim
+    file, claim = store.tier._store.slab.file, inline_file.claim
     before, limit = file.disk_bytes(), file.takes_bytes(file.length_bytes())
 
     def claim_a_part(fd: int, length: int) -> None:
@@ -79,7 +80,7 @@ def test_what_cannot_be_claimed_is_not_lent(tmp_path: Path, monkeypatch: pytest.
 
     slots = store.tier._store.header.extent_bytes // 16_384
     with monkeypatch.context() as patch:
-        patch.setattr(inline, "claim", claim_a_part)
+        patch.setattr(inline_file, "claim", claim_a_part)
         assert store.write(range(2, 2 + slots), 16_384) == [DONE] * (slots - 1) + [NO_ROOM]
         assert file.disk_bytes() <= before
     assert store.write([999], 16_384) == [DONE], "as soon as there is room"

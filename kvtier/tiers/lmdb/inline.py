@@ -2,9 +2,7 @@
 
 Owns: an environment beside the index. Places mean what they mean in a slab, so that all above is the same: a row's key
 is its slot's offset (u64, big-endian), its value a frame (`blocks.codec`); row `length` is where a slab would end. The
-rows of a batch are one transaction, committed before the index names them. LMDB takes half as much again as the payload
-and never makes its file shorter: what this tier may store is a part of its capacity; it claims the disk of an extent,
-and half of one, when that is lent, and gives back only what lies behind the file's end. `copy_to` makes a smaller file.
+rows of a batch are one transaction, committed before the index names them. `copy_to` makes a smaller file.
 Always: the file is no longer than its map, which is a hard limit; bytes come back only out of an intact frame with the
 block's own key.
 Units: bytes.
@@ -12,9 +10,7 @@ Units: bytes.
 
 import errno
 import os
-import struct
 from collections.abc import Container, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,99 +18,13 @@ import lmdb
 
 from kvtier.blocks.codec import decode, encode
 from kvtier.errors import CorruptBlock
-from kvtier.tiers.lmdb.blockfile import claim, disk_bytes
 from kvtier.tiers.lmdb.index import DATA_NAME, SYNC_MODES
+from kvtier.tiers.lmdb.inline_file import OFFSET, InlineFile, as_oserror, begin_reading
 from kvtier.tiers.lmdb.pages import check_index
 from kvtier.tiers.lmdb.slab import SlotIO, TruncatedSlab
 
-SLOTS_SHARE = 2, 5  # of the capacity is for slots and index; the rest is LMDB's, half as much again
-_OFFSET = struct.Struct(">Q")
-_LENGTH_KEY = b"length"
 _READERS_MAX = 126
 ROWS_AT_ONCE = 1000  # in one transaction, which needs new pages before it frees any
-
-
-class InlineFile:
-    """What a slab's file can do, for rows. Raises OSError where LMDB fails."""
-
-    direct = False
-    gives_back = False
-
-    def __init__(self, env: Any, data: int, foreign: bool = False) -> None:
-        """foreign: another process may lengthen it meanwhile."""
-        self._env = env
-        self._data = data
-        self._foreign = foreign
-        self._length = self._read_length()
-
-    def _read_length(self) -> int:
-        with begin_reading(self._env) as txn:
-            row = txn.get(_LENGTH_KEY)
-        return 0 if row is None else int.from_bytes(row, "big")
-
-    def sync(self) -> None:
-        with _as_oserror():
-            self._env.sync(True)
-
-    def takes_bytes(self, lent_bytes: int) -> int:
-        """What LMDB's file may grow to for extents of so many bytes."""
-        part, whole = SLOTS_SHARE
-        return min(lent_bytes * (whole - part) // part, int(self._env.info()["map_size"]))
-
-    def allocate(self, offset: int, length: int) -> None:
-        """Claim disk for rows that reach so far from now on. Raises OSError (ENOSPC)."""
-        end = max(self._length, offset + length)
-        try:
-            claim(self._data, self.takes_bytes(end))
-        except OSError:
-            self._claim_only(self._length)
-            raise
-        self._end_at(end)
-
-    def punch(self, offset: int, length: int) -> bool:
-        """Delete the rows there; LMDB uses their pages again. At the end, what was claimed for them is given back."""
-        with _as_oserror(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
-            found = cursor.set_range(_OFFSET.pack(offset))
-            while found and len(cursor.key()) == _OFFSET.size and _OFFSET.unpack(cursor.key())[0] < offset + length:
-                found = cursor.delete()
-        if offset < self._length <= offset + length:
-            self._end_at(offset)
-            self._claim_only(offset)
-        return True
-
-    def punches(self) -> bool:
-        return True
-
-    def cut(self, length: int) -> None:
-        if length < self._length:
-            self.punch(length, self._length - length)
-
-    def length_bytes(self) -> int:
-        if self._foreign:
-            with _as_oserror():
-                self._length = self._read_length()
-        return self._length
-
-    def forget_cached(self, offset: int, length: int) -> None:
-        """LMDB reads through the page cache, and what is in it is what a writer has committed."""
-
-    def disk_bytes(self) -> int:
-        return disk_bytes(self._data)
-
-    def disk_free_bytes(self) -> int:
-        filesystem = os.fstatvfs(self._data)
-        return filesystem.f_bavail * filesystem.f_frsize
-
-    def _claim_only(self, length: int) -> None:
-        """Let go of the disk behind the file's end, but for what rows up to this length may need."""
-        with suppress(OSError):
-            os.truncate(self._data, os.fstat(self._data).st_size)
-            claim(self._data, self.takes_bytes(length))
-
-    def _end_at(self, length: int) -> None:
-        with _as_oserror(), self._env.begin(write=True) as txn:
-            txn.put(_LENGTH_KEY, _OFFSET.pack(length))
-        self._length = length
 
 
 class InlineSlab:
@@ -166,10 +76,10 @@ class InlineSlab:
         for io in ios:
             io.take_checksum()
         try:
-            with _as_oserror(), self._env.begin(write=True) as txn:
+            with as_oserror(), self._env.begin(write=True) as txn:
                 for io in ios:
                     head, payload = encode(io.fingerprint, io.key, io.view[: io.length_bytes])
-                    txn.put(_OFFSET.pack(io.offset), b"".join((head, payload)))
+                    txn.put(OFFSET.pack(io.offset), b"".join((head, payload)))
         except OSError as error:
             for io in ios:
                 io.error = error
@@ -178,8 +88,8 @@ class InlineSlab:
         """Read every slot, with the checksum that came with it; failures are noted in `error`. Always verified."""
         for io in ios:
             try:
-                with _as_oserror(), begin_reading(self._env, buffers=True) as txn:
-                    self._take(io, txn.get(_OFFSET.pack(io.offset)))
+                with as_oserror(), begin_reading(self._env, buffers=True) as txn:
+                    self._take(io, txn.get(OFFSET.pack(io.offset)))
             except OSError as error:
                 io.error = error
 
@@ -190,7 +100,7 @@ class InlineSlab:
         """
         start: bytes | None = b""
         while start is not None:
-            with _as_oserror(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
+            with as_oserror(), self._env.begin(write=True) as txn, txn.cursor() as cursor:
                 start = _delete_some(cursor, start, offsets)
 
     def used_bytes(self) -> int:
@@ -229,29 +139,7 @@ def _delete_some(cursor: Any, start: bytes, offsets: Container[int]) -> bytes | 
         if not found:
             return None
         key = bytes(cursor.key())
-        is_slot = len(key) == _OFFSET.size
-        leaves = is_slot and _OFFSET.unpack(key)[0] not in offsets
+        is_slot = len(key) == OFFSET.size
+        leaves = is_slot and OFFSET.unpack(key)[0] not in offsets
         found = cursor.delete() if leaves else cursor.next()
     return bytes(cursor.key()) if found else None
-
-
-def begin_reading(env: Any, **options: Any) -> Any:
-    """A read transaction; if another process has let the file outgrow our map, the map follows first."""
-    while True:
-        try:
-            return env.begin(**options)
-        except lmdb.MapResizedError:
-            env.set_mapsize(0)
-
-
-class _as_oserror:  # noqa: N801  a statement's word, not a thing
-    """LMDB's errors as what a file would say."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
-            raise OSError(errno.ENOSPC, str(error)) from error
-        if isinstance(error, lmdb.Error):
-            raise OSError(max(0, int(getattr(error, "code", 0) or 0)) or errno.EIO, str(error)) from error

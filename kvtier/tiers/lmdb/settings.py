@@ -13,7 +13,7 @@ from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES, Budget, split
 from kvtier.tiers.lmdb.index import SYNC_MODES
-from kvtier.tiers.lmdb.inline import SLOTS_SHARE
+from kvtier.tiers.lmdb.inline_file import SLOTS_SHARE
 from kvtier.tiers.lmdb.layout import FORMATS, LENGTH_BYTES_MAX
 from kvtier.types import page_aligned
 
