@@ -20,7 +20,7 @@ LENGTHS = (4096, 5000, 13_000)
 
 
 def options(durability: str, payload: str) -> dict[str, Any]:
-    capacity_bytes = 2 << 20 if payload == "slab" else 5 << 20
+    capacity_bytes = 3 << 20 if payload == "slab" else 7 << 20
     return {"capacity_bytes": capacity_bytes, "durability": durability, "payload": payload, "io_threads": 1}
 
 
