@@ -28,7 +28,7 @@ from kvtier.cache.residency import Residency
 from kvtier.engine import arguments
 from kvtier.engine.answers import Answer, Dropped, Flushed
 from kvtier.engine.governor import Governor
-from kvtier.engine.hints import Hints
+from kvtier.engine.hints import Advice, Hints
 from kvtier.engine.matches import Matches
 from kvtier.engine.planner import Planner
 from kvtier.engine.prefetch import Prefetch
@@ -139,6 +139,11 @@ class Core:
         """Announce a request: what of it lies only on disk comes into memory, within the budget. Never waits."""
         self._check_keys(keys)
         self._prefetch.hint(keys, self._namespace, now_s)
+
+    def hint(self, session: str, advice: Advice, now_s: float) -> None:
+        """Something is said of a session that `match` has named."""
+        self.traced.said(session, advice, now_s)
+        self.hints.advise(session, advice, now_s)
 
     # ------------------------------------------------------------ placed
 

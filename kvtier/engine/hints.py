@@ -178,6 +178,19 @@ class Hints:
         self._sessions.evicted.clear()
 
 
+def words_of(advice: Advice) -> dict[str, bool | int | float]:
+    """What was said, by the names of `cache.hint`, without what nothing was said of."""
+    pinned = advice.rank == PINNED
+    said: dict[str, bool | int | float | None] = {
+        "ends": advice.ends or None,
+        "returns_in_s": advice.returns_in_s,
+        "priority": None if pinned else advice.rank,
+        "pin": pinned or None,
+        "ttl_s": advice.ttl_s,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
 def rank_of(priority: int | None, pin: bool | None) -> int | None:
     """The rank for what was said; None: nothing was."""
     if pin:

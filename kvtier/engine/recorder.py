@@ -1,10 +1,12 @@
 """`TraceRecorder`: writes requests to a file that `kvtier simulate` reads, on a thread of its own.
 
     {"kvtier_trace": 1, "block_tokens": 16, "block_bytes": 737280, "began": unix time in ms}
-    {"t": seconds since then, "in": tokens, "out": tokens, "ids": ["32 hex digits", ...]}
+    {"t": seconds since then, "in": tokens, "out": tokens, "ids": ["32 hex digits", ...], "session": "32 hex digits"}
+    {"t": seconds since then, "session": "32 hex digits", "hint": {"ends": true}}    or any other of `cache.hint`
 
 Owns: the file, a queue and the thread between. No token is written: a block is named by the start of its hash, or,
-with a salt, by a keyed hash of that, from which nobody without the salt can tell that he knows a prompt.
+with a salt, by a keyed hash of that, from which nobody without the salt can tell that he knows a prompt. A session is
+named by a hash, keyed alike; a request without one has no such field.
 Always:  mode 0600; lines are whole, also after a failed write; what a killed process left of a line is cut off when the
          file is opened again. A file that is full, or of another model, is set aside as PATH.1 and begun anew, so that
          both take at most twice `bytes_max`. What cannot be written is lost and counted, and never waited for.
@@ -16,17 +18,20 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from queue import Empty, Full, Queue
+from typing import Any
 
-from kvtier.engine.traced import Asked
+from kvtier.engine.hints import words_of
+from kvtier.engine.traced import Asked, Said
 from kvtier.errors import ConfigError
 from kvtier.notices import say_once
 from kvtier.types import GROUP_BYTES, BlockKey
 
-QUEUED_MAX = 4096  # requests that wait for the disk
-TOGETHER_MAX = 256  # requests written at once
+QUEUED_MAX = 4096  # requests and hints that wait for the disk
+TOGETHER_MAX = 256  # of them written at once
 NAME_BYTES = 16
 MODE = 0o600
 _TAIL_BYTES = 1 << 16
@@ -58,7 +63,7 @@ class TraceRecorder:
         self._bytes_max = bytes_max
         self._lost = 0
         self._lost_lock = threading.Lock()
-        self._queue: Queue[Asked | None] = Queue(QUEUED_MAX)
+        self._queue: Queue[Asked | Said | None] = Queue(QUEUED_MAX)
         self._file = -1
         self._size_bytes = 0
         self._began_ms = 0
@@ -74,10 +79,10 @@ class TraceRecorder:
 
     # ------------------------------------------------------------ from the engine's thread
 
-    def note(self, asked: Asked) -> int:
-        """Take a request. Returns how many were lost since the last call."""
+    def note(self, entry: Asked | Said) -> int:
+        """Take a request or a hint. Returns how many were lost since the last call."""
         try:
-            self._queue.put_nowait(asked)
+            self._queue.put_nowait(entry)
         except Full:
             self._lose(1)
         with self._lost_lock:
@@ -103,9 +108,9 @@ class TraceRecorder:
             except Empty:
                 pass
             going = None not in batch
-            self._write([asked for asked in batch if asked is not None])
+            self._write([entry for entry in batch if entry is not None])
 
-    def _write(self, batch: list[Asked]) -> None:
+    def _write(self, batch: Sequence[Asked | Said]) -> None:
         try:
             if self._file < 0 or self._size_bytes > self._bytes_max:
                 self._open()
@@ -115,11 +120,21 @@ class TraceRecorder:
             self._close_file()  # and try anew with the next
             say_once(log, str(self._path), "trace", f"requests are not recorded: {error.strerror or error}")
 
-    def _line(self, asked: Asked) -> str:
-        at_s = max(0.0, asked.at_s + (self._epoch_ms - self._began_ms) / 1000)
-        names = [self._name(key) for key in asked.keys]
-        line = {"t": round(at_s, 6), "in": asked.tokens_in, "out": asked.tokens_out, "ids": names}
+    def _line(self, entry: Asked | Said) -> str:
+        at_s = max(0.0, entry.at_s + (self._epoch_ms - self._began_ms) / 1000)
+        line: dict[str, Any] = {"t": round(at_s, 6)}
+        if isinstance(entry, Asked):
+            names = [self._name(key) for key in entry.keys]
+            line |= {"in": entry.tokens_in, "out": entry.tokens_out, "ids": names}
+        if entry.session is not None:
+            line["session"] = self._session(entry.session)
+        if isinstance(entry, Said):
+            line["hint"] = words_of(entry.advice)
         return json.dumps(line, separators=(",", ":")) + "\n"
+
+    def _session(self, name: str) -> str:
+        data = name.encode("utf-8", "surrogatepass")
+        return blake2b(data, digest_size=NAME_BYTES, key=self._salt or b"", person=b"session").hexdigest()
 
     def _name(self, key: BlockKey) -> str:
         block_hash = key[:-GROUP_BYTES]

@@ -1,13 +1,15 @@
-"""`Traced`: which requests are written down for `kvtier simulate`, and how many of them got lost.
+"""`Traced`: which requests and hints are written down for `kvtier simulate`, and how many of them got lost.
 
 Owns nothing but the way to whoever writes. Always: each request counts once, when it first asks for slots, with the
-names of its whole blocks and no token of it; one that brings blocks of an engine's own (`Store`) is none.
+names of its whole blocks and no token of it; one that brings blocks of an engine's own (`Store`) is none. A hint is
+written down as it was said, be its session known or not.
 Units: tokens, seconds of the engine's clock.
 """
 
 from typing import NamedTuple, Protocol
 
 from kvtier.cache.leases import Match
+from kvtier.engine.hints import Advice
 from kvtier.metrics import Counters
 from kvtier.types import BlockKey
 
@@ -19,12 +21,21 @@ class Asked(NamedTuple):
     tokens_in: int
     tokens_out: int
     keys: tuple[BlockKey, ...]
+    session: str | None = None  # whose turn it is
+
+
+class Said(NamedTuple):
+    """A hint."""
+
+    at_s: float
+    session: str
+    advice: Advice
 
 
 class Recorder(Protocol):
-    """Writes requests down, some time."""
+    """Writes requests and hints down, some time."""
 
-    def note(self, asked: Asked) -> int:
+    def note(self, entry: Asked | Said) -> int:
         """Take one; never waits. Returns how many were lost since the last call, for want of room or of a disk."""
         ...
 
@@ -43,6 +54,12 @@ class Traced:
         match.traced = True
         tokens_in = match.keys.tokens if match.tokens_max is None else max(match.keys.tokens, match.tokens_max + 1)
         if tokens_in:
-            asked = Asked(now_s, tokens_in, max(0, tokens_total - tokens_in), match.keys.groups[0])
+            tokens_out = max(0, tokens_total - tokens_in)
+            asked = Asked(now_s, tokens_in, tokens_out, match.keys.groups[0], match.session)
             self._counters.add("traced_requests")
             self._counters.add("traces_lost", self.recorder.note(asked))
+
+    def said(self, session: str, advice: Advice, now_s: float) -> None:
+        """A hint is given."""
+        if self.recorder is not None:
+            self._counters.add("traces_lost", self.recorder.note(Said(now_s, session, advice)))

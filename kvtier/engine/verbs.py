@@ -250,7 +250,7 @@ class CacheVerbs:
         """
         name = arguments.instance("session", session, str)
         advice = arguments.advice(ends, returns_in_s, priority, pin, ttl_s)
-        self._engine.call(lambda core, now_s: core.hints.advise(name, advice, now_s))
+        self._engine.call(lambda core, now_s: core.hint(name, advice, now_s))
 
     def set_weights_epoch(self, epoch: str) -> None:
         """The weights have changed: look up and commit under a new identity; older blocks age out."""

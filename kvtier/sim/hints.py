@@ -3,7 +3,7 @@
 A session is a request and those that continue it: a later request continues the session that named the deepest of its
 known blocks last, if those are more than half of what that session had come to. A hint comes when a request has been
 served, and is about its blocks that no other session which goes on has named; of an end apart for those that other
-sessions had named, too.
+sessions had named, too. A recording may name the sessions: then those are taken.
 
     ends      that the session will not come back; of those that do nothing is said
     returns   after how many accesses it comes back, wrong by a log-normal factor of `noise`; or that it does not
@@ -43,26 +43,41 @@ class Hints:
     false_ends: float = 0.0
 
     def of(self, trace: Trace) -> Iterator[list[Said]]:
-        """What is said after each request, if anything; as in the product, not the ends of who is mostly wrong."""
-        chance, trust = random.Random(_SEED), Trust()
+        """What a policy hears after each request; as in the product, not the ends of who is mostly wrong."""
+        trust = Trust()
         ended: dict[int, bool] = {}  # by session that has had a turn: whether the last was said to be its end
-        for turn in turns_of(trace):
-            told, mistaken, factor = chance.random(), chance.random(), chance.gauss(0.0, 1.0)
-            is_last = turn.returns_in is None
-            ends = is_last != (mistaken < self.wrong) or (not is_last and mistaken < self.false_ends)
+        for turn, word in zip(turns_of(trace), self.words(trace), strict=True):
             said: list[Said] = []
             if turn.session in ended:
                 trust.returned(ended[turn.session])
             trust.turned()
-            ended[turn.session] = ends and told < self.coverage
-            if ended[turn.session]:
+            ended[turn.session] = word.ends
+            if word.ends:
                 trust.ended(turned=True)
-            if ended[turn.session] and trust.believes:
+            if word.ends and trust.believes:
                 said = [(turn.own, Hint(ends=True)), (turn.shared, Hint(ends=True, shared=True))]
-            elif told < self.coverage and not ends and self.kind == "returns" and turn.returns_in is not None:
-                returns_in = int(min(turn.returns_in * exp(factor * self.noise), RETURNS_IN_MAX))
+            elif word.returns is not None and turn.returns_in is not None:
+                returns_in = int(min(turn.returns_in * word.returns, RETURNS_IN_MAX))
                 said = [(turn.own, Hint(returns_in=returns_in)), (turn.shared, Hint(returns_in=returns_in))]
             yield [(blocks, hint) for blocks, hint in said if blocks]
+
+    def words(self, trace: Trace) -> Iterator["Word"]:
+        """What is said after each request, whoever believes it."""
+        chance = random.Random(_SEED)
+        for follower in followers_of(sessions_of(trace)):
+            told, mistaken, factor = chance.random(), chance.random(), chance.gauss(0.0, 1.0)
+            is_last = follower is None
+            ends = is_last != (mistaken < self.wrong) or (not is_last and mistaken < self.false_ends)
+            returns = told < self.coverage and not ends and self.kind == "returns" and not is_last
+            yield Word(ends and told < self.coverage, exp(factor * self.noise) if returns else None)
+
+
+class Word(NamedTuple):
+    """What is said after a request. ends: that its session does. returns: that it comes back, the time until then being
+    wrong by this factor. Neither: nothing is said."""
+
+    ends: bool
+    returns: float | None
 
 
 class Turn(NamedTuple):
@@ -80,13 +95,9 @@ class Turn(NamedTuple):
 
 def turns_of(trace: Trace) -> Iterator[Turn]:
     """One for each request."""
-    sessions = _sessions(trace)
+    sessions = sessions_of(trace)
     ends = [0, *accumulate(len(request.blocks) for request in trace.requests)]
-    following: dict[int, int] = {}
-    next_of: list[int | None] = [None] * len(sessions)
-    for number in reversed(range(len(sessions))):
-        next_of[number] = following.get(sessions[number])
-        following[sessions[number]] = number
+    next_of = followers_of(sessions)
     living: dict[int, set[int]] = defaultdict(set)  # block -> the sessions that named it and have not ended
     first: dict[int, int] = {}  # block -> the first that named it
     shared: set[int] = set()
@@ -104,8 +115,20 @@ def turns_of(trace: Trace) -> Iterator[Turn]:
         yield Turn(session, own, others, None if later is None else ends[later] - ends[number + 1])
 
 
-def _sessions(trace: Trace) -> list[int]:
-    """The number of each request's session."""
+def followers_of(sessions: Sequence[int]) -> list[int | None]:
+    """For each request the number of the next one of its session; None: there is none."""
+    following: dict[int, int] = {}
+    next_of: list[int | None] = [None] * len(sessions)
+    for number in reversed(range(len(sessions))):
+        next_of[number] = following.get(sessions[number])
+        following[sessions[number]] = number
+    return next_of
+
+
+def sessions_of(trace: Trace) -> list[int]:
+    """The number of each request's session: as recorded, or as its blocks show."""
+    if any(request.session is not None for request in trace.requests):
+        return _recorded_sessions(trace)
     latest: dict[int, int] = {}  # block -> session that named it last
     lengths: dict[int, int] = {}  # session -> whole blocks of its latest request
     sessions: list[int] = []
@@ -121,3 +144,12 @@ def _sessions(trace: Trace) -> list[int]:
         lengths[session] = len(whole)
         latest.update(dict.fromkeys(whole, session))
     return sessions
+
+
+def _recorded_sessions(trace: Trace) -> list[int]:
+    """A request that names none is the only one of its session."""
+    numbers: dict[str, int] = {}
+    return [
+        number if request.session is None else numbers.setdefault(request.session, number)
+        for number, request in enumerate(trace.requests)
+    ]

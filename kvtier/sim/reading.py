@@ -5,7 +5,8 @@
     vLLM       [ts, [event, ...]] or {"ts": ts, "events": [event, ...]}: its batches of KV events (`vllm_events`)
 
 A first line {"kvtier_trace": 1, "block_tokens": n, "block_bytes": n} says what a block is; without it `block_tokens`
-is asked for, or 512. Blocks are named by whole numbers or texts. Always: the first line decides for the whole file,
+is asked for, or 512. Blocks are named by whole numbers or texts. Ours may name its "session" (a text), and hints may
+stand between requests (`hint_lines`). Always: the first line decides for the whole file,
 and what is no such line is a TraceError with its number; but a recording (one that begins with a header) may break off.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvtier.errors import TraceError
+from kvtier.sim.hint_lines import HINT, HintLines
 from kvtier.sim.packed import lines_of, stem_of
 from kvtier.sim.trace import BLOCK_TOKENS, Numbers, Trace, TracedRequest
 from kvtier.sim.vllm_events import EventChains
@@ -53,14 +55,15 @@ def read_trace(path: Path, block_tokens: int | None = None) -> Trace:
         raise TraceError(str(path), None, "it holds no request", KINDS)
     number, line = first
     following = chain((first,), rows)
+    hint_lines = HintLines()
     if isinstance(line, list) or (isinstance(line, dict) and "events" in line):
         requests, block_tokens = _of_events(path, following)
     else:
-        size = block_tokens or BLOCK_TOKENS
-        requests, block_tokens = list(_of_lines(path, following, _fields_of(path, number, line), size)), size
+        block_tokens = block_tokens or BLOCK_TOKENS
+        requests = _of_lines(path, following, _fields_of(path, number, line), block_tokens, hint_lines)
     if not requests:
         raise TraceError(str(path), None, "it holds no request", KINDS)
-    return Trace(stem_of(path), block_tokens, block_bytes, requests)
+    return Trace(stem_of(path), block_tokens, block_bytes, requests, tuple(hint_lines.hints))
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -99,7 +102,7 @@ def _header(path: Path, number: int, line: dict[str, Any]) -> tuple[int, int | N
 def _fields_of(path: Path, number: int, line: Any) -> _Fields:
     if isinstance(line, dict) and MOONCAKE[3] in line:
         return _Fields(*MOONCAKE, per_second=1000.0)
-    if isinstance(line, dict) and OURS[3] in line:
+    if isinstance(line, dict) and (OURS[3] in line or HINT in line):
         return _Fields(*OURS, per_second=1.0)
     raise TraceError(str(path), number, "it is no request", KINDS)
 
@@ -107,11 +110,21 @@ def _fields_of(path: Path, number: int, line: Any) -> _Fields:
 # ---------------------------------------------------------------- a request a line
 
 
-def _of_lines(path: Path, rows: Iterator[Row], fields: _Fields, block_tokens: int) -> Iterator[TracedRequest]:
+def _of_lines(
+    path: Path, rows: Iterator[Row], fields: _Fields, block_tokens: int, hint_lines: HintLines
+) -> list[TracedRequest]:
     numbers = Numbers()
+    requests: list[TracedRequest] = []
     for number, line in rows:
         if not isinstance(line, dict):
             raise TraceError(str(path), number, "it is no request", KINDS)
+        try:
+            if HINT in line:
+                hint_lines.add(line, _time(path, number, line, fields.at) / fields.per_second)
+                continue
+            session = hint_lines.named(line, len(requests))
+        except ValueError as error:
+            raise TraceError(str(path), number, str(error), "Mend or remove the line.") from None
         tokens_in = _count(path, number, line, fields.tokens_in, least=1)
         tokens_out = _count(path, number, line, fields.tokens_out) if fields.tokens_out in line else 0
         at = _time(path, number, line, fields.at)
@@ -119,7 +132,9 @@ def _of_lines(path: Path, rows: Iterator[Row], fields: _Fields, block_tokens: in
         if len(names) > -(-tokens_in // block_tokens):
             problem = f"{len(names)} blocks of {block_tokens} tokens are too many for {tokens_in} tokens"
             raise TraceError(str(path), number, problem, "Say how long a block is (--block-tokens).")
-        yield TracedRequest(at / fields.per_second, tokens_in, tokens_out, [numbers[name] for name in names])
+        blocks = [numbers[name] for name in names]
+        requests.append(TracedRequest(at / fields.per_second, tokens_in, tokens_out, blocks, session))
+    return requests
 
 
 def _names(path: Path, number: int, line: dict[str, Any], key: str) -> list[Any]:

@@ -25,7 +25,8 @@ from kvtier.engine.core import Core
 from kvtier.sim.lanes import Lanes
 from kvtier.sim.prefill_model import PrefillModel
 from kvtier.sim.setup import Setup
-from kvtier.sim.trace import Trace, TracedRequest
+from kvtier.sim.telling import Telling
+from kvtier.sim.trace import Trace, TracedHint, TracedRequest
 from kvtier.types import store_key
 
 NAME_BYTES = 8  # of a block's hash, made of its number
@@ -35,7 +36,7 @@ Progress = Callable[[int], None]  # requests since the last call
 
 @dataclass(slots=True)
 class _Served:
-    """A request on its way. number: in the order of arrival."""
+    """A request on its way. number: in the trace, which is the order of arrival."""
 
     number: int
     request: TracedRequest
@@ -88,6 +89,7 @@ class Replay:
             prefill_tokens_per_s=setup.tokens_per_s,
             pin_quota=config.limits.pin_quota,
         )
+        self.telling = Telling(trace, self.core.hint, setup.hints, recorded=setup.recorded_hints)
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = 0
         self._waiting: deque[_Served] = deque()
@@ -102,6 +104,8 @@ class Replay:
         for request in self._trace.requests:
             last_s = max(last_s, request.at_s)
             self._at(last_s, self._arrive, request)
+        for hint in self.telling.recorded:
+            self._at(hint.at_s, self._hinted, hint)
         told = 0
         while self._events:
             self._turn()
@@ -149,8 +153,11 @@ class Replay:
     # ------------------------------------------------------------ one request's life
 
     def _arrive(self, request: TracedRequest) -> None:
-        self._arrived += 1
         self._waiting.append(_Served(self._arrived, request, self.clock.now(), self._keys(request)))
+        self._arrived += 1
+
+    def _hinted(self, hint: TracedHint) -> None:
+        self.telling.due(hint, self.clock.now())
 
     def _keys(self, request: TracedRequest) -> Keys:
         """The names of its whole blocks, the same hashes in each group."""
@@ -167,7 +174,8 @@ class Replay:
                 self._look(served.keys)
                 served.looked = True
             tokens_max, expires_at_s = served.request.tokens_in - 1, self.clock.now() + MATCH_TTL_S
-            served.match = self.core.match(served.keys, "simulated", tokens_max, expires_at_s)
+            session = self.telling.session(served.number)
+            served.match = self.core.match(served.keys, "simulated", tokens_max, expires_at_s, session)
             self._soon(self._reserve, served)
 
     def _reserve(self, served: _Served) -> None:
@@ -194,6 +202,7 @@ class Replay:
             return
         assert isinstance(answer, Lease)  # nothing else was asked for
         served.lease = answer
+        self.telling.begun(served.number, self.clock.now())
         self.observed.tokens.update(answer.tiers)
         self._compute(served, served.request.tokens_in - answer.tokens_ready)
 
@@ -205,6 +214,7 @@ class Replay:
         too_large = self._blocks_total(served) * len(self._model.groups) > self.core.residency.levels[0].slots_usable
         if too_large or not self._events:
             self.observed.uncached += 1
+            self.telling.begun(served.number, self.clock.now())
             self._compute(served, served.request.tokens_in)
             return
         self._admitted -= 1
@@ -233,6 +243,7 @@ class Replay:
         self._room_may_be = True
         if served.lease is not None:
             self.core.release_lease(served.lease)
+        self.telling.served(served.number, self.clock.now())
 
 
 def _pairs(lease: Lease, keys: Keys, ready_blocks: int) -> Sequence[tuple[int, Any]]:

@@ -11,6 +11,7 @@ from kvtier.blocks.spec import block_specs
 from kvtier.cache.level import Level
 from kvtier.config import Config, TierConfig
 from kvtier.config.codecs import coded_model
+from kvtier.sim.hints import Hints
 from kvtier.sim.tier_model import Speed, TierModel, modelled
 from kvtier.types import ModelSpec
 
@@ -23,7 +24,8 @@ class Setup:
     """One simulation.
 
     policy: for all tiers, instead of the configuration's. step_s: between the verbs of one request (match, reserve,
-    commit, release); what one begins has ended before the next if that is long.
+    commit, release); what one begins has ended before the next if that is long. hints: are made up of the trace's
+    future; else those that it holds are passed on, if `recorded_hints`.
     """
 
     config: Config
@@ -33,6 +35,8 @@ class Setup:
     prefill_tokens_per_s: float | None = None  # None: the configuration's, or the usual
     admitted_max: int = ADMITTED_MAX
     step_s: float = 0.0
+    hints: Hints | None = None
+    recorded_hints: bool = True
 
     @property
     def model(self) -> ModelSpec:

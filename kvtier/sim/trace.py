@@ -1,4 +1,4 @@
-"""A trace: which requests came when, and which blocks each of them named.
+"""A trace: which requests came when, which blocks each of them named, and what was said of their sessions.
 
 Owns no state. Always: blocks are numbered from 0 by first appearance, a number stands for a block and all before it,
 no request names one twice; a request's last block may be a partial one. Requests stand in the order of the file.
@@ -20,6 +20,20 @@ class TracedRequest(NamedTuple):
     tokens_in: int
     tokens_out: int
     blocks: Sequence[int]
+    session: str | None = None  # whose turn it is, if that was recorded
+
+
+class TracedHint(NamedTuple):
+    """What `cache.hint` was told. follows: the number of the session's latest request then; None: there was none."""
+
+    at_s: float
+    session: str
+    follows: int | None
+    ends: bool = False
+    returns_in_s: float | None = None
+    priority: int | None = None
+    pin: bool | None = None
+    ttl_s: float | None = None
 
 
 class Numbers(dict[Any, int]):
@@ -38,6 +52,7 @@ class Trace:
     block_tokens: int
     block_bytes: int | None
     requests: Sequence[TracedRequest]
+    hints: Sequence[TracedHint] = ()
 
     @cached_property
     def accesses(self) -> int:

@@ -175,6 +175,43 @@ def test_the_files_own_policies(trace: Path, tiers: Path) -> None:
     assert [row["policy"] for row in rows] == ["arc", "hit_density"]
 
 
+@pytest.fixture
+def short(trace: Path) -> Path:
+    """The first four turns of each."""
+    lines = trace.read_text(encoding="utf-8").splitlines()[:40]
+    trace.write_text("\n".join(lines), encoding="utf-8")
+    return trace
+
+
+def test_hints_with_tiers_are_heeded(short: Path, tiers: Path) -> None:
+    """Options about hints change nothing with several tiers, or some of them do not, or more room has no hints."""
+
+    def row_of(*options: str) -> dict[str, Any]:
+        (row,) = lines_of(run(short, "--tiers", tiers, "--no-growth", "--json", "--policy", "lru", *options))
+        return row
+
+    plain, ends = row_of(), row_of("--hints", "ends")
+    assert (plain["hints"], ends["hints"], ends["ends_wrong"]) == (0, 10, 0)
+    assert 0 < row_of("--hints", "returns", "--hint-coverage", "0.5", "--hint-noise", "2")["hints"] < 35
+    wrong = row_of("--hints", "ends", "--hint-wrong", "0.2")
+    assert wrong["ends_wrong"] > 0
+    text = run(short, "--tiers", tiers, "--no-growth", "--hints", "ends", "--hint-wrong", "0.2").stdout
+    assert f"hints said: {wrong['hints']}; ends of sessions that came back: {wrong['ends_wrong']}" in text
+
+
+def test_recorded_hints_are_heeded(short: Path, tiers: Path) -> None:
+    """What a recording tells of hints is left out, or cannot be."""
+    header = json.dumps({"kvtier_trace": 1, "block_tokens": 512})
+    lines = [json.loads(line) | {"session": "s"} for line in short.read_text(encoding="utf-8").splitlines()]
+    lines.insert(3, {"t": 2.5, "session": "s", "hint": {"ends": True}})
+    short.write_text("\n".join([header, *map(json.dumps, lines)]) + "\n", encoding="utf-8")
+    for options, hints in (((), 1), (("--hints", "none"), 0), (("--hints", "returns"), 40)):
+        (row,) = lines_of(run(short, "--tiers", tiers, "--no-growth", "--json", *options))
+        assert row["hints"] == hints, options
+    (row,) = lines_of(run(short, "--policy", "lru", "--capacity", "300", "--json"))
+    assert row["accesses"] == 300
+
+
 def test_speeds_are_heeded(trace: Path, tiers: Path) -> None:
     """What was said of the machine changes nothing."""
 
@@ -203,7 +240,7 @@ def test_plots(trace: Path, tiers: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "new" / "plot.png"
     file.parent.mkdir()
-    options = ["--tiers", tiers, "--no-growth"] if kind == "tiers" else ["--capacity", "1%,10%"]
+    options = ["--tiers", tiers, "--no-growth", "--hints", "ends"] if kind == "tiers" else ["--capacity", "1%,10%"]
     run(trace, *options, "--policy", "lru,arc,belady", "--plot", file)
     assert file.read_bytes().startswith(PNG)
     assert list(file.parent.iterdir()) == [file]
@@ -258,6 +295,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--tiers", "none.yaml"], "none.yaml"),
     (["--hints", "maybe"], "ends, returns"),
     (["--hint-noise", "1"], "--hints ends or returns"),
+    (["--hints", "none", "--hint-coverage", "1"], "--hints ends or returns"),
     (["--hints", "ends", "--hint-noise", "-1"], "--hint-noise"),
     (["--hints", "ends", "--hint-coverage", "1.5"], "--hint-coverage"),
     (["--hints", "ends", "--hint-wrong", "nan"], "--hint-wrong"),
@@ -265,7 +303,8 @@ REFUSED: list[tuple[list[str], str]] = [
 OF_TIERS: list[tuple[list[str], str]] = [
     (["--capacity", "5%"], "one tier"),
     (["--order", "flat"], "one tier"),
-    (["--hints", "ends"], "one tier"),
+    (["--hints", "sometimes"], "ends, returns, none"),
+    (["--hints", "none", "--hint-wrong", "0.1"], "--hints ends or returns"),
     (["--block-bytes", "1MiB"], "one tier"),
     (["--speed", "ram=1GB"], "no tier 'ram'"),
     (["--speed", "gpu"], "--speed"),

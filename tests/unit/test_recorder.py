@@ -13,12 +13,15 @@ import pytest
 import kvtier
 from kvtier.blocks.hashing import hash_blocks
 from kvtier.engine import recorder as recording
+from kvtier.engine.hints import Advice
 from kvtier.engine.recorder import TraceRecorder
-from kvtier.engine.traced import Asked
+from kvtier.engine.traced import Asked, Said
 from kvtier.errors import ConfigError, TraceError
 from kvtier.sim.reading import read_trace
 from kvtier.sim.replay import Replay
+from kvtier.sim.report import TieredJob
 from kvtier.sim.setup import Setup
+from kvtier.sim.trace import TracedHint
 from tests.cache_bench import BLOCK_TOKENS, config_for, finish, prompt
 
 
@@ -210,6 +213,86 @@ def test_the_simulator_finds_what_the_engine_found(tmp_path, host):
     assert found["restored_tokens"] == stats["restored_tokens"]
     for tier in stats["tiers"]:
         assert found["tiers"][tier]["restored_tokens"] == stats["tiers"][tier]["restored_tokens"]
+
+
+SPOKEN = [
+    {"ends": True},
+    {"returns_in_s": 20.0},
+    {"priority": -1},
+    {"priority": 0, "ttl_s": 3.0, "returns_in_s": 0.0},
+    {"pin": True, "ttl_s": 60.0},
+]
+
+
+def test_hints_are_recorded_as_they_were_said(tmp_path):
+    """A simulation of a recording hears of other hints, or at another time, or of another session."""
+    path = tmp_path / "trace.jsonl"
+    config = config_for(None, trace={"record": str(path), "salt": "s"})
+    with kvtier.open_sync(config) as cache:
+        keys = prompt(config, 1, 3)
+        finish(cache, cache.reserve(cache.match(keys, "test", session="Mrs Miller"), 3), keys)
+        for said in SPOKEN:
+            cache.hint("Mrs Miller", **said)
+        cache.hint("nobody", pin=False)
+        cache.release(cache.reserve(cache.match(keys, "test"), 3))
+        assert cache.stats()["traces_lost"] == 0
+    assert "Miller" not in path.read_text()
+    trace = read_trace(path)
+    first, second = trace.requests
+    assert (len(first.session), second.session) == (32, None)
+    told = [TracedHint(hint.at_s, first.session, 0, **said) for hint, said in zip(trace.hints, SPOKEN, strict=False)]
+    assert [*trace.hints[:-1]] == told
+    assert trace.hints[-1]._replace(at_s=0.0, session="") == TracedHint(0.0, "", None, priority=0)
+    assert [hint.at_s for hint in trace.hints] == sorted(hint.at_s for hint in trace.hints)
+    assert first.at_s <= trace.hints[0].at_s
+
+
+def test_a_salt_hides_who_spoke(tmp_path):
+    """Whoever has a recording and guesses a session's name sees when its owner was there."""
+    names = {}
+    for name, salt, session in (
+        ("a", "one", "x"),
+        ("b", "one", "x"),
+        ("c", "two", "x"),
+        ("d", None, "x"),
+        ("e", "one", "y"),
+    ):
+        writer = TraceRecorder(tmp_path / name, BLOCK_TOKENS, 2048, salt=salt)
+        writer.note(Asked(1.0, 5, 0, keys_of(1, 1), session))
+        writer.note(Said(2.0, session, Advice(ends=True)))
+        writer.close()
+        (names[name],) = {line["session"] for line in lines_of(tmp_path / name)[1:]}
+    assert names["a"] == names["b"]
+    assert len({*names.values()}) == 4
+
+
+def test_a_recording_with_hints_finds_what_the_engine_found(tmp_path):
+    """As above, of a cache that was told which sessions end: without that the simulation finds something else."""
+    path = tmp_path / "trace.jsonl"
+    limits = {"governor": False, "load_deadline": "1h"}
+    config = config_for(None, host=None, limits=limits, trace={"record": str(path)})
+    with kvtier.open_sync(config) as cache:
+        for turn in range(60):
+            number = turn % 3 if turn % 2 else turn + 10  # three sessions that go on, and many that end at once
+            tokens = [number * 1000 + i for i in range(3 * BLOCK_TOKENS + 1)]
+            keys = hash_blocks(tokens, config.model)
+            match = cache.match(keys, "test", session=str(number), tokens_max=len(tokens) - 1)
+            finish(cache, cache.reserve(match, 4), keys)
+            if number >= 10:
+                cache.hint(str(number), ends=True)
+            while cache._engine.call(lambda core, now_s: core.busy):
+                pass
+        stats = cache.stats()
+    assert stats["traces_lost"] == 0
+    trace = read_trace(path)
+    setup = Setup(config, trace.block_tokens)
+    replay = Replay(trace, setup)
+    replay.run()
+    found = replay.core.stats()
+    assert (found["hints"], found["restored_tokens"]) == (stats["hints"], stats["restored_tokens"])
+    assert found["tiers"]["gpu"]["hinted_blocks"] == stats["tiers"]["gpu"]["hinted_blocks"] > 0
+    silent = TieredJob(Setup(config, trace.block_tokens, recorded_hints=False)).run(trace)
+    assert silent.prefix_tokens < stats["restored_tokens"]
 
 
 def test_a_lookup_is_recorded_once_and_stores_are_not(tmp_path):

@@ -23,6 +23,7 @@ CAPACITIES_DEFAULT = ("1%", "2%", "5%", "10%", "20%")
 TOKEN_BYTES = 128 << 10  # of the KV of one token: a model of 8 B with 8 KV heads, in 16 bits
 RUNS_MAX = 10_000
 NOISE_MAX = 10
+NO_HINTS = "none"
 OTHERWISE = "A number of blocks is whole; a share of the working set is written 5%."
 
 
@@ -51,7 +52,6 @@ def check_combination(options: Options) -> None:
         "--capacity": options.capacities,
         "--order": options.order,
         "--block-bytes": options.block_bytes,
-        "--hints": options.hints,
     }
     of_hints = {
         "--hint-noise": options.hint_noise,
@@ -63,7 +63,7 @@ def check_combination(options: Options) -> None:
         raise UsageError(f"{given} is for one tier; with --tiers the file says it. Leave one of them out")
     if options.tiers is None and (given := _first_given(of_several)):
         raise UsageError(f"{given} is for several tiers; name a kvtier YAML file with --tiers")
-    if options.hints is None and (given := _first_given(of_hints)):
+    if options.hints in (None, NO_HINTS) and (given := _first_given(of_hints)):
         raise UsageError(f"{given} is about hints; say which: --hints {' or '.join(KINDS)}")
 
 
@@ -100,11 +100,11 @@ def order_of(options: Options) -> str:
 
 
 def hints_of(options: Options) -> Hints | None:
-    """What is to be told to policies that can use it."""
-    if options.hints is None:
+    """What is to be made up of the trace's future."""
+    if options.hints in (None, NO_HINTS):
         return None
     if options.hints not in KINDS:
-        raise UsageError(f"--hints {options.hints}: use one of {', '.join(KINDS)}")
+        raise UsageError(f"--hints {options.hints}: use one of {', '.join((*KINDS, NO_HINTS))}")
     noise = 0.0 if options.hint_noise is None else options.hint_noise
     coverage = 1.0 if options.hint_coverage is None else options.hint_coverage
     wrong = options.hint_wrong or 0.0

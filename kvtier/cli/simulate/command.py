@@ -72,7 +72,8 @@ def register(app: typer.Typer, finish: Finish) -> None:
             typer.Option(
                 "--hints",
                 metavar="KIND",
-                help="What a serving layer could have said, from the trace's own future: ends or returns.",
+                help="What a serving layer could have said, from the trace's own future: ends or returns; none: not"
+                " even what was recorded.",
             ),
         ] = None,
         hint_noise: Annotated[

@@ -68,10 +68,13 @@ def show(trace: Trace, policies: Sequence[str], file: Path, options: Options, js
 def _planned(trace: Trace, policies: Sequence[str], file: Path, options: Options) -> list[_Planned]:
     config = load_config(file, overrides=SIMULATED_EPOCH)
     speeds, prefill_tokens_per_s = speeds_of(options, config), prefill_of(options)
+    hints, recorded = asked.hints_of(options), options.hints != asked.NO_HINTS
     names: list[str | None] = [name for name in policies if name != BELADY]
     planned = []
     for name in names or [None]:
-        setup = Setup(config, trace.block_tokens, name, speeds, prefill_tokens_per_s)
+        setup = Setup(
+            config, trace.block_tokens, name, speeds, prefill_tokens_per_s, hints=hints, recorded_hints=recorded
+        )
         setup.tiers()  # refuses at once what cannot be
         enlarged = [(tier.name, more_bytes_of(setup, tier.name)) for tier in config.tiers] if options.growth else []
         planned.append(_Planned(setup, tuple(enlarged)))

@@ -50,6 +50,11 @@ def _sentences(report: ReplayReport) -> list[str]:
         for tier in report.tiers
         if tier.not_admitted
     ]
+    if report.hints:
+        lines.append(
+            f"hints said: {report.hints}; ends of sessions that came back: {report.ends_wrong}; ends not believed: "
+            f"{report.distrusted_hints}"
+        )
     if report.uncached:
         lines.append(f"served without the cache, for the fastest tier is too small: {report.uncached} requests")
     if report.busy >= BUSY:
