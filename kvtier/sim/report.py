@@ -21,8 +21,8 @@ BUSY = 0.9  # above it the engine itself is what requests wait for
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """One tier. evicted: copies whose place was taken, dropped: those that were the only one. not_admitted: blocks that
-    it did not let in, each time.
+    """One tier. evicted: copies whose place was taken, dropped: those of them that no tier below had; 0 in the lowest
+    one, whose copies are not meant to go on. not_admitted: blocks that it did not let in, each time.
 
     written_bytes_per_day and capacities_per_day tell the wear of a disk; None for memory.
     """
@@ -160,7 +160,7 @@ def more_bytes_of(setup: Setup, tier: str) -> int:
 
 def _tier_report(trace: Trace, observed: Observed, level: Level, stats: dict[str, Any], span_s: float) -> TierReport:
     """span_s: over which the writes of a disk are spread."""
-    name = level.name
+    name, dropped = level.name, stats["dropped_dirty"] + stats["not_kept"]
     per_day = stats["written_bytes"] / span_s * DAY_S if level.persistent and span_s else None
     return TierReport(
         name=name,
@@ -172,8 +172,8 @@ def _tier_report(trace: Trace, observed: Observed, level: Level, stats: dict[str
         block_hit_rate=observed.blocks[name] / max(1, observed.blocks_asked),
         read_bytes=stats["read_bytes"],
         written_bytes=stats["written_bytes"],
-        evicted=stats["reclaimed"] + stats["evicted"],
-        dropped=stats["dropped_dirty"] + stats["not_kept"],
+        evicted=stats["reclaimed"] + stats["evicted"] + dropped,
+        dropped=dropped,
         not_admitted=stats["not_admitted"],
         written_bytes_per_day=per_day,
         capacities_per_day=None if per_day is None else per_day / stats["capacity_bytes"],
