@@ -183,6 +183,28 @@ def short(trace: Path) -> Path:
     return trace
 
 
+def test_growth_is_what_a_larger_file_finds(short: Path, tiers: Path) -> None:
+    """What one more GB brings is told of another tier, of less than was added, or per byte."""
+    text = YAML.replace("24MiB", "20MiB").replace("32MiB", "24MiB", 1)
+    early = "low_watermark: 0.005, high_watermark: 0.01}"  # else more room above needs more below
+    tiers.write_text(text.replace("20MiB}", f"20MiB, {early}").replace("arc}", f"arc, {early}"), encoding="utf-8")
+    (row,) = lines_of(run(short, "--tiers", tiers, "--policy", "lru", "--json"))
+    for tier, growth, small in zip(("gpu", "host", "lmdb"), row["growth"], ("20MiB", "24MiB", "32MiB"), strict=True):
+        assert (growth["tier"], growth["more_bytes"]) == (tier, 10**9)
+        bytes_ = (int(small.removesuffix("MiB")) << 20) + 10**9
+        larger = [
+            line.replace(small, f"{bytes_}B") if f"type: {tier}" in line else line
+            for line in tiers.read_text().splitlines()
+        ]
+        file = tiers.with_name(f"{tier}.yaml")
+        file.write_text("\n".join(larger), encoding="utf-8")
+        (after,) = lines_of(run(short, "--tiers", file, "--policy", "lru", "--json", "--no-growth"))
+        assert growth["prefix_hit_rate"] == after["prefix_hit_rate"]
+        assert growth["ttft_p50_s"] == after["ttft_p50_s"]
+        assert growth["gain_per_gb"] == pytest.approx(after["prefix_hit_rate"] - row["prefix_hit_rate"])
+    assert row["growth"][0]["gain_per_gb"] > 0
+
+
 def test_hints_with_tiers_are_heeded(short: Path, tiers: Path) -> None:
     """Options about hints change nothing with several tiers, or some of them do not, or more room has no hints."""
 

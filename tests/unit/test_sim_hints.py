@@ -10,11 +10,14 @@ import pytest
 
 from kvtier.engine.hints import Advice
 from kvtier.errors import TraceError
+from kvtier.policies import POLICIES
+from kvtier.sim.flat import simulate
 from kvtier.sim.hints import Hints, sessions_of
 from kvtier.sim.reading import read_trace
 from kvtier.sim.replay import Replay
 from kvtier.sim.report import TieredJob, report_of
 from kvtier.sim.telling import Telling
+from kvtier.sim.tier_model import Speed
 from kvtier.sim.trace import Trace, TracedHint, TracedRequest
 from tests.unit.test_sim_tiers import EAGER, LMDB, TOKENS, config_of, gpu, host, setup_of
 
@@ -129,6 +132,36 @@ def test_no_hints_change_nothing() -> None:
     trace, setup = talks(3, 80), setup_of(config_of(gpu(24), host(48)))
     silent = replace(setup, hints=Hints("returns", coverage=0.0))
     assert TieredJob(silent).run(trace) == TieredJob(setup).run(trace)
+
+
+def scaled(trace: Trace, factor: float) -> Trace:
+    return replace(trace, requests=[each._replace(at_s=factor * each.at_s) for each in trace.requests])
+
+
+@pytest.mark.parametrize("hints", [None, ENDS, RETURNS], ids=["none", "ends", "returns"])
+def test_one_tier_knows_no_times(hints: Hints | None) -> None:
+    """What a policy finds depends on the pace of the traffic that it was tuned on."""
+    trace = talks(1, 100)
+    for policy in POLICIES:
+        found = [simulate(scaled(trace, factor), policy, 40, "request", hints) for factor in (0.1, 1.0, 10.0)]
+        assert found == 3 * [found[1]], policy
+
+
+@pytest.mark.parametrize("hints", [None, ENDS, RETURNS], ids=["none", "ends", "returns"])
+def test_a_faster_machine_finds_the_same_of_faster_traffic(hints: Hints | None) -> None:
+    """The product counts in seconds somewhere: what was found at one pace is not what is found at another.
+
+    Except of a return, which is said in seconds: the pace of the last minute tells how many accesses these are.
+    """
+    trace, found = talks(1, 120), []
+    for factor in (0.1, 1.0, 10.0):
+        speed = Speed(1e6 / factor, 1e6 / factor, 0.001 * factor)
+        speeds = dict.fromkeys(("gpu", "host"), speed)
+        setup = setup_of(config_of(gpu(24), host(48)), policy="hit_density", prefill_tokens_per_s=1000 / factor)
+        job = TieredJob(replace(setup, speeds=speeds, hints=hints))
+        found.append(job.run(scaled(trace, factor)).prefix_tokens)
+    assert found[1] > 0
+    assert found == [pytest.approx(found[1], rel=0.02 if hints is RETURNS else 0.0)] * 3
 
 
 # ---------------------------------------------------------------- recorded
