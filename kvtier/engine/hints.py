@@ -12,7 +12,7 @@ Units: seconds of the engine's clock; a policy's times are accesses, for which t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import expm1
 
 from kvtier.cache.ranks import PINNED
 from kvtier.cache.residency import Residency
@@ -48,6 +48,7 @@ class Hints:
         self._passing: dict[str, Session] = {}  # those whose rank ends by itself
         self._accesses = 0  # since the pace was last taken
         self._accesses_per_s = 0.0
+        self._seen = 0.0  # the weight of what was seen in that average: what was before is no traffic at pace 0
         self._now_s = 0.0
 
     def __len__(self) -> int:
@@ -117,8 +118,10 @@ class Hints:
         """Time passes: some ranks end, and the pace is taken."""
         if now_s <= self._now_s:
             return
-        old = exp((self._now_s - now_s) / PACE_S)
-        self._accesses_per_s = old * self._accesses_per_s + (1 - old) * self._accesses / (now_s - self._now_s)
+        new = -expm1((self._now_s - now_s) / PACE_S)  # above 0, however short it was
+        self._seen = (1 - new) * self._seen + new
+        pace = self._accesses / (now_s - self._now_s)
+        self._accesses_per_s += new / self._seen * (pace - self._accesses_per_s)
         self._accesses, self._now_s = 0, now_s
         for name, session in [*self._passing.items()]:
             if session.until_s is None or session.until_s <= now_s:
