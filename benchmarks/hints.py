@@ -1,7 +1,9 @@
 """What hints bring, over how many requests have one, how many are wrong, and how wrong their times are. Plots it.
 
 python benchmarks/hints.py CONVERSATION.jsonl.xz [AGENTS.jsonl.xz] [--plot docs/images/hints.png] [--processes 2]
-python benchmarks/hints.py CONVERSATION.jsonl.xz --false-ends
+python benchmarks/hints.py CONVERSATION.jsonl.xz --false-ends [--tiers kvtier.yaml [--speed lmdb=14GB,7GB ...]]
+
+With --tiers the product's own tiers under their own policies; --speed as `kvtier simulate` has it.
 
 Each figure is the share of the gap between the better of LRU and ARC, without hints, and Belady's bound that is
 closed, in one tier; with --false-ends also the prefix tokens that these cost. Hints are made of the trace's own future,
@@ -13,10 +15,15 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from kvtier.cli.simulate.asked import Options
+from kvtier.cli.simulate.speeds import speeds_of
+from kvtier.config import load_config
 from kvtier.sim.flat import FlatJob
 from kvtier.sim.hints import Hints
 from kvtier.sim.jobs import run_all
 from kvtier.sim.reading import read_trace
+from kvtier.sim.report import TieredJob
+from kvtier.sim.setup import Setup
 from kvtier.sim.trace import Trace
 
 COVERAGES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -35,8 +42,13 @@ def main() -> None:
     parser.add_argument("--plot", type=pathlib.Path)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--false-ends", action="store_true", help="only what it costs to call some ended that go on")
+    parser.add_argument("--tiers", type=pathlib.Path, help="with --false-ends: in these tiers instead of in one")
+    parser.add_argument("--speed", action="append", help="of a tier, as `kvtier simulate` has it")
     options = parser.parse_args()
     talks = read_trace(options.conversation)
+    if options.false_ends and options.tiers:
+        show_false_ends_in_tiers(talks, options.tiers, options.speed, options.processes)
+        return
     if options.false_ends:
         show_false_ends(talks, options.processes)
         return
@@ -81,6 +93,18 @@ def show_false_ends(trace: Trace, processes: int) -> None:
             closed = ", ".join(f"{100 * (tokens - without) / (belady - without):.1f}" for tokens in (told, mistold))
             lost = 100 * (told - mistold) / told
             print(f"{share:3} % {policy:12} gap closed {closed} %; lost {lost:.1f} % of the prefix tokens", flush=True)
+
+
+def show_false_ends_in_tiers(trace: Trace, file: pathlib.Path, speeds: list[str] | None, processes: int) -> None:
+    """The same through the product: what each tier finds without hints, with right ones, and with false ends."""
+    config = load_config(file, overrides={"model.weights_epoch": "simulated"})
+    asked = speeds_of(Options(speeds=speeds), config)
+    kinds = {"no hints": None, "ends": Hints("ends"), "false ends, too": Hints("ends", false_ends=0.1)}
+    jobs = [TieredJob(Setup(config, trace.block_tokens, speeds=asked, hints=hints)) for hints in kinds.values()]
+    for name, report in zip(kinds, run_all(trace, jobs, lambda requests: None, processes), strict=True):
+        tiers = ", ".join(f"{tier.name} {100 * tier.prefix_hit_rate:.2f}" for tier in report.tiers)
+        seconds = f"time to first token {report.ttft_p50_s:.2f} s ({report.ttft_p99_s:.2f} s at 99 %)"
+        print(f"{name:16} {100 * report.prefix_hit_rate:.2f} % of the prefix tokens ({tiers}); {seconds}", flush=True)
 
 
 def series(trace: Trace, lines: Sequence[tuple[str, str, int]], hints: Sequence[Hints], processes: int) -> Series:

@@ -395,6 +395,19 @@ def test_a_plot_that_cannot_be_written_at_the_end(trace: Path, tmp_path: Path) -
         plot.draw(folder / "a.png", read_trace(trace), lambda axes: None, ())
 
 
+def test_what_false_ends_cost_can_be_measured(
+    short: Path, tiers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures in docs/policies.md can be made by nobody else."""
+    program = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "hints.py"))
+    options = ["--false-ends", "--tiers", str(tiers), "--speed", "lmdb=14GB,7GB"]
+    monkeypatch.setattr(sys, "argv", ["hints.py", str(short), *options])
+    program["main"]()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["no hints", "ends", "false ends, too"]
+    assert all("lmdb" in line and "time to first token" in line for line in lines)
+
+
 def test_the_benchmark_runs(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What simulating costs can be measured by nobody any more."""
     program = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "simulate.py"))
