@@ -320,7 +320,7 @@ class Directory(Names):
         ]
         counts = {"ready": [0] * self.tiers, "idle": [0] * self.tiers, "idle_clean": [0] * self.tiers}
         for tier in range(self.tiers):
-            for handle in (h for h in range(len(self._keys)) if self.is_ready(h, tier)):
+            for handle in (h for h in range(self._rows) if self.is_ready(h, tier)):
                 counts["ready"][tier] += 1
                 if handle not in self._holds[tier]:
                     counts["idle"][tier] += 1
