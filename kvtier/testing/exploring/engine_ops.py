@@ -5,6 +5,7 @@ Each returns what it did; None if there was nothing to do it to. Units: operatio
 
 from random import Random
 
+from kvtier.testing.exploring import process
 from kvtier.testing.exploring.caller_ops import keys_drawn
 from kvtier.testing.exploring.world import EPOCHS, World
 from kvtier.types import BatchDone
@@ -122,13 +123,13 @@ def abandon(world: World, rng: Random) -> str | None:
 
 
 def crash(world: World, rng: Random) -> str:
-    return world.crash(rng.randint(0, 4))
+    return process.crash(world, rng.randint(0, 4))
 
 
 def restart(world: World, rng: Random) -> str:
-    return world.close()
+    return process.close(world)
 
 
 def lose_device(world: World, rng: Random) -> str:
     """The top tier's device is gone; what lies below it survives into the next process."""
-    return world.lose_device(flushed=rng.random() < 0.5)
+    return process.lose_device(world, flushed=rng.random() < 0.5)

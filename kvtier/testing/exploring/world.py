@@ -54,10 +54,10 @@ class World:
         self.orders = OrderModel()
         self.recent: list[tuple[int, int, int]] = []  # prompts that were asked for just now
         self.gone: dict[bytes, int] = {}  # by fingerprint: versions below were erased for good
-        self._begin()
-        self._expect_restored(0)
+        self.begin()
+        self.expect_restored(0)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """A process starts over what the disk has."""
         setup = self.setup
         self.engine = ExploredEngine(setup, self.medium, self.clock, self.rng, self.odds, self.epoch, self.coverage)
@@ -276,70 +276,12 @@ class World:
 
     # ------------------------------------------------------------ the process ends
 
-    def crash(self, carried_out: int) -> str:
-        """The process dies. Of the writes under way the first so many are in the store, whole; the rest is not."""
-        engine = self.engine
-        if engine.disk is not None:
-            for flying in engine.underway.writes_to(engine.disk)[:carried_out]:
-                if flying.done is None:
-                    self.carry(flying)
-        return self._restart()
-
-    def close(self) -> str:
-        """The process ends well: what is under way ends first."""
-        self.engine.underway.hurry()
-        while endable := self.engine.underway.endable(self.clock.now()):
-            self.end(endable[0])
-        return self._restart()
-
-    def lose_device(self, *, flushed: bool) -> str:
-        """The device of the top tier is gone. All that waits for it hears of it; a process must start anew."""
-        self.deaf = 0
-        self.engine.core.lose_device()
-        self.listen()
-        waiting = [ticket for ticket, pending in self.requests.pending.items() if not pending.cancelled]
-        waiting += self.questions.of_the_top
-        assert not waiting, f"tickets {waiting} wait for slots of a lost device"
-        self.check()
-        try:
-            self.engine.core.submit_reserve(self.engine.core.blank_match(self.keys_of(0, 1, 0), "late", 0), 1, 0.0, 0.0)
-        except DeviceLost:
-            self.coverage.happened("device lost")
-        else:
-            raise AssertionError("slots of a lost device are given away")
-        for ticket in list(self.requests.leases):
-            self.requests.release(ticket)
-        for job_id in list(self.jobs.running):
-            self.jobs.end(job_id, self.rng, 1.0)
-        if flushed:
-            self.questions.flush()
-        self.run()
-        self.check()
-        return self.close()
-
-    def _restart(self) -> str:
-        rows = self.checks.rows()
-        for point, asked in self.questions.points().items():
-            if asked:
-                self.coverage.cancelled(point)
-        self.end_engine()
-        stale = [*self.requests.stale, *(held.lease for held in self.requests.leases.values())]
-        self.orders.restarted()
-        self._begin()
-        if not isinstance(self.medium, GlassDisk):
-            rows = self.checks.rows()  # with writes whose acknowledgement nobody heard
-        self.truth.restart(rows)
-        self._expect_restored(len(rows))
-        for lease in stale[-2:]:
-            self._expect_foreign(lease)
-        return f"{len(rows)} rows on the disk"
-
     def end_engine(self) -> None:
         """Its memory and its counters end with it."""
         self.coverage.counters.update(self.engine.counters())
         self.engine.close()
 
-    def _expect_restored(self, rows: int) -> None:
+    def expect_restored(self, rows: int) -> None:
         """The directory has what the disk has, in the order of the last commit."""
         engine = self.engine
         if engine.disk is None:
@@ -354,13 +296,6 @@ class World:
             restored = self.orders.of(core.residency, tier)
             assert restored == expected, f"the order of eviction is {restored}, expected {expected}"
         self.orders.observe(core.residency, tier, self.clock)
-
-    def _expect_foreign(self, lease: Lease) -> None:
-        try:
-            self.engine.core.release_lease(lease)
-        except UsageError:
-            return
-        raise AssertionError("a lease of an earlier process is taken")
 
     # ------------------------------------------------------------ checks
 
