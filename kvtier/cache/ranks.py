@@ -90,6 +90,12 @@ class Ranks:
             for handle in handles:
                 self._put(handle, tier, 0)
 
+    def shrunk(self, tier: int) -> None:
+        """A tier may hold less than it did: the latest promises are given up, until the quota holds again."""
+        for handle in self._last(tier, self._ranked[tier])[: max(0, self._above[tier] - self._quota(tier))]:
+            self._refused(tier)
+            self._put(handle, tier, 0)
+
     def _put(self, handle: int, tier: int, rank: int) -> None:
         ranked = self._ranked[tier]
         before = ranked.get(handle, 0)
@@ -165,8 +171,13 @@ class Ranks:
         if not ranked:
             return [], []
         may = [h for h in ranked if h not in staying and size_class in (None, self._size_class(h, tier))]
-        kept = [h for h in reversed(may) if ranked[h] > 0]  # what was promised first holds longest
-        return [h for h in may if ranked[h] < 0], sorted(kept, key=ranked.__getitem__)
+        return [h for h in may if ranked[h] < 0], self._last(tier, may)
+
+    def _last(self, tier: int, handles: Iterable[int]) -> list[int]:
+        """Those of these, oldest first, that leave after the others: what was promised first holds longest."""
+        ranked = self._ranked[tier]
+        kept = [handle for handle in reversed([*handles]) if ranked[handle] > 0]
+        return sorted(kept, key=ranked.__getitem__)
 
     # ------------------------------------------------------------ asked
 

@@ -40,6 +40,7 @@ class Capacities:
         if outcome.done:
             level.policy_blocks = max(1, level.policy_blocks * payload_bytes // max(1, level.capacity_bytes))
             level.capacity_bytes = payload_bytes
+            self._residency.ranks.shrunk(batch.target)
             level.policy.resize(level.policy_blocks)
             self._residency.retire_ghosts(level.policy)
         self._ended.append((self._tickets.pop(batch.batch_id), given_bytes))

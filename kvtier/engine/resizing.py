@@ -111,6 +111,7 @@ class Resizes:
             self._admit_slots(tier, remap.map, besides=set())
             slots = sum(map(len, level.geometry.slots_whole(level.granules)))
             level.capacity_bytes = max(0, slots - 1) * level.stride_bytes  # one is the null block
+            self._residency.ranks.shrunk(tier)
         resize = self._active.get(tier)
         if outcome.done and not (resize and resize.preferred):
             self._tell_policy(tier)  # one that wakes is told once, at the end: what it has learnt would be cut

@@ -9,7 +9,7 @@ from kvtier.cache import sessions
 from kvtier.engine import arguments
 from kvtier.errors import UsageError
 from kvtier.testing.dict_tier import DictTier
-from kvtier.types import PAGE_BYTES
+from kvtier.types import PAGE_BYTES, store_key
 from tests.cache_bench import config_for, finish
 from tests.cache_bench import prompt as cache_prompt
 from tests.engine_bench import make_engine, prompt, serve, tiers_of
@@ -225,6 +225,24 @@ def test_pins_end_at_the_quota_and_are_counted():
     for number in range(2, 10):
         serve(engine, prompt(number, 8))
     assert found(engine, prompt(1, 8)) == 4  # the shallow ones: deep ones alone would be of no use
+
+
+def test_a_tier_that_shrinks_keeps_no_more_than_its_quota():
+    """Pins of a large tier fill most of what is left of it, and starve everybody else."""
+    engine = alone(gpu=4, gpu_max=16)
+    for slots in (16, 8):
+        engine.core.submit_resize("gpu", (slots + 1) * PAGE_BYTES)
+        engine.run()
+        if slots == 16:
+            turn(engine, "early", prompt(1, 2))
+            turn(engine, "late", prompt(2, 2))
+            say(engine, "early", pin=True)
+            say(engine, "late", pin=True)
+    ranks, directory = engine.core.residency.ranks, engine.core.residency.directory
+    early = [directory.find(store_key(0, key)) for key in prompt(1, 2).groups[0]]
+    assert [handle for handle in directory.ready_in(0) if ranks.keeps(handle, 0)] == early
+    assert counted(engine, "pins_refused", "gpu") == 2
+    assert engine.core.check() == []
 
 
 def test_no_pin_makes_a_request_fail():
