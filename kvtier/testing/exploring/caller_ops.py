@@ -7,6 +7,7 @@ was nothing to do it to. Units: tokens, blocks, seconds of simulated time.
 from random import Random
 
 from kvtier.blocks.hashing import Keys
+from kvtier.testing.exploring.hint_ops import session_drawn
 from kvtier.testing.exploring.sleep_ops import unless_asleep
 from kvtier.testing.exploring.world import World
 
@@ -31,7 +32,8 @@ def match(world: World, rng: Random) -> str:
     """A lookup that is kept for a while."""
     keys = keys_drawn(world, rng)
     tokens_max = rng.choice((None, None, None, keys.tokens - 1, 0))
-    made = world.requests.match(keys, rng.choice(OWNERS), tokens_max, rng.choice((0.0, 0.5, 3.0, 30.0)))
+    ttl_s = rng.choice((0.0, 0.5, 3.0, 30.0))
+    made = world.requests.match(keys, rng.choice(OWNERS), tokens_max, ttl_s, session_drawn(rng))
     world.requests.matches.append(made)
     return repr(made)
 
@@ -55,7 +57,7 @@ def request(world: World, rng: Random) -> str:
     """A lookup and a reservation over it."""
     keys = keys_drawn(world, rng)
     tokens_max = rng.choice((None, None, keys.tokens - 1))
-    made = world.requests.match(keys, rng.choice(OWNERS), tokens_max, 30.0)
+    made = world.requests.match(keys, rng.choice(OWNERS), tokens_max, 30.0, session_drawn(rng))
     blocks = world.blocks_of(keys) + rng.choice((0, 0, 0, 0, 1, 2))
     deadline_s = rng.choice((0.0, 0.5, 3.0, 9.0, 60.0))
     text = unless_asleep(world, lambda: world.request(made, blocks, deadline_s))

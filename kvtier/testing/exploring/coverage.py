@@ -35,6 +35,9 @@ EVENTS = (
     "device lost",
     "owner died with leases",
     "order noted in time",
+    "hint: ends",
+    "hint: rank",
+    "hint: returns",
     "slept",
     "woken",
 )

@@ -15,6 +15,7 @@ from kvtier.clock import ManualClock
 from kvtier.engine.answers import Answer
 from kvtier.engine.core import Core
 from kvtier.engine.polled import Job, PolledSurface
+from kvtier.policies.base import Policy
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.setup import Setup
 from kvtier.testing.exploring.store import Disk, ExploredStore
@@ -58,6 +59,7 @@ class ExploredEngine:
             prefetch_budget=setup.prefetch_budget,
             lookahead_requests=setup.lookahead_requests,
             governed=setup.governed,
+            pin_quota=setup.pin_quota,
         )
         self.surface = PolledSurface(self.core)
         self.directory = self.core.residency.directory
@@ -113,17 +115,27 @@ class ExploredEngine:
 
     # ------------------------------------------------------------ asked
 
-    def state(self) -> tuple[object, ...]:
-        """States, places, order and slots: what an event may change, as plain data that can be compared."""
-        directory, levels = self.directory, self.core.residency.levels
-        copies = [
+    @property
+    def policies(self) -> list[Policy]:
+        """By tier; a disk's own, without what notes it down."""
+        levels = self.core.residency.levels
+        return [getattr(level.policy, "_policy", level.policy) for level in levels]
+
+    def copies(self) -> list[tuple[int, int, State, int]]:
+        """Handle, tier, state and place of each."""
+        directory = self.directory
+        return [
             (handle, tier, directory.state(handle, tier), directory.place(handle, tier))
             for handle in range(directory._rows)
             for tier in range(directory.tiers)
         ]
+
+    def state(self) -> tuple[object, ...]:
+        """States, places, order and slots: what an event may change, as plain data that can be compared."""
+        directory, levels = self.directory, self.core.residency.levels
         orders = [(level.policy.candidates(len(level.policy)), level.policy.ghosts()) for level in levels]
         pools = [(lv.pool.slots_free, lv.pool.slots_quarantined) for lv in levels if lv.pool is not None]
-        return copies, orders, pools, directory.idle[:], len(self.core.planner.flight)
+        return self.copies(), orders, pools, directory.idle[:], len(self.core.planner.flight)
 
     def counters(self) -> dict[str, int]:
         """All of them, flat."""

@@ -10,7 +10,7 @@ Units: tokens, seconds of simulated time.
 from dataclasses import dataclass, field
 
 from kvtier.blocks.hashing import Keys
-from kvtier.cache.leases import Lease, Match
+from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.engine.breaker import Circuit
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.truth import Named, Truth
@@ -39,6 +39,7 @@ class Pending:
     version: int  # of its namespace
     alive: dict[Named, int]  # what might be served to it
     promise: Promise | None = None  # None: a job asks for it
+    session: str | None = None  # whose turn it is
     from_disk: set[BlockKey] = field(default_factory=set)  # blocks whose fastest copy lay there
     joined: set[BlockKey] = field(default_factory=set)  # blocks that somebody else was bringing up already
     spoiled: bool = False  # a load of one of its blocks has failed
@@ -77,6 +78,16 @@ class Promises:
         """What a reservation over this match is promised now."""
         now_s = self._engine.clock.now()
         return Promise(self._resident(match), self._found(match), now_s, patience_s, self._breaker_cuts())
+
+    def expect_room_used(self, ticket: int) -> None:
+        """Who is refused at once finds too few slots that are free or that nobody holds, whatever is kept for whom."""
+        core, directory = self._engine.core, self._engine.directory
+        refused = [answer for of, answer in core._leases.ended if of == ticket and isinstance(answer, NoRoom)]
+        if refused:
+            idle = sum(not directory.is_held(handle, 0) for handle in directory.ready_in(0))
+            there = core.residency.levels[0].slots.slots_free + idle
+            needed = refused[0].slots_needed
+            assert there < needed, f"ticket {ticket} is refused for {needed} slots, {there} could be had"
 
     def _resident(self, match: Match) -> int | None:
         """The match's tokens, if all its blocks can be served as they lie; else None."""

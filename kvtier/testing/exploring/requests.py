@@ -17,6 +17,7 @@ from kvtier.engine.polled import Job, Reserve
 from kvtier.errors import UsageError
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.promises import Pending, Promises
+from kvtier.testing.exploring.sessions import Sessions
 from kvtier.testing.exploring.truth import Named, Truth
 from kvtier.types import BlockKey, StoreKey, group_of, store_key
 
@@ -33,15 +34,17 @@ class Held:
     version: int
     shown: dict[int, bytes]  # by slot
     owed: list[tuple[int, BlockKey]]  # slots to compute and commit
+    named: set[BlockKey]  # restored or committed
 
 
 class Requests:
     """All requests against one engine."""
 
-    def __init__(self, engine: ExploredEngine, truth: Truth) -> None:
+    def __init__(self, engine: ExploredEngine, truth: Truth, sessions: Sessions) -> None:
         self._engine = engine
         self._core = engine.core
         self._truth = truth
+        self._sessions = sessions
         self.matches: list[Match] = []
         self.pending: dict[int, Pending] = {}
         self.leases: dict[int, Held] = {}
@@ -51,10 +54,11 @@ class Requests:
 
     # ------------------------------------------------------------ lookups
 
-    def match(self, keys: Keys, owner: str, tokens_max: int | None, ttl_s: float) -> Match:
+    def match(self, keys: Keys, owner: str, tokens_max: int | None, ttl_s: float, session: str | None = None) -> Match:
         """Pin a prefix; it must be just as long as a look at every block says."""
         expected = self._promises.longest(keys, tokens_max)
-        match = self._core.match(keys, owner, tokens_max, self._engine.clock.now() + ttl_s)
+        match = self._core.match(keys, owner, tokens_max, self._engine.clock.now() + ttl_s, session)
+        self._sessions.came(session)
         assert match.tokens == expected, f"match found {match.tokens} tokens, {expected} are there"
         self._expect_alive(keys, match.tokens)
         return match
@@ -78,7 +82,8 @@ class Requests:
         promise = self._promises.over(match, deadline_s)
         ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s), self._engine.clock.now())
         self.expect(ticket, match.keys, blocks, match.owner)
-        self.pending[ticket].promise = promise
+        self.pending[ticket].promise, self.pending[ticket].session = promise, match.session
+        self._promises.expect_room_used(ticket)
         return ticket
 
     def note_failed(self, keys: set[BlockKey]) -> None:
@@ -109,9 +114,10 @@ class Requests:
     def shown_by(self, lease: Lease, pending: Pending, *, late: bool) -> Held:
         """Check what is served, and mark the slots to be written as this lease's own."""
         shown, owed = {}, []
-        keys = pending.keys
+        keys, named = pending.keys, set[BlockKey]()
         for group, (row, size) in enumerate(zip(keys.groups, keys.block_tokens, strict=True)):
             slots, ready = lease.slots(group), lease.tokens_ready // size
+            named.update(row[:ready])
             for slot, key in zip(slots[:ready], row, strict=False):
                 shown[slot] = self._served((pending.fingerprint, key), pending, late)
             for slot in slots[ready:]:
@@ -119,7 +125,7 @@ class Requests:
                 shown[slot] = self.mark(slot, lease.lease_id)
             owed += list(zip(slots[ready:], row[ready:], strict=False))
         self._promises.expect_kept(lease, pending, late=late)
-        held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed)
+        held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed, named)
         self.compare(held)
         return held
 
@@ -163,6 +169,7 @@ class Requests:
         counted = self._core.counters.engine()["stale_commits"] - counted
         assert counted == len(pairs) * stale, f"{counted} of {len(pairs)} commits are stale, should be: {stale}"
         for _, key in pairs if not stale else ():
+            held.named.add(key)
             self._truth.commit((held.fingerprint, key))
             assert self._is_known(key), "a block that was committed is not known"
         return f"{len(pairs)} blocks" + " that are stale" * stale
@@ -176,18 +183,32 @@ class Requests:
         held = self.leases.pop(ticket)
         self.compare(held)
         self._core.release_lease(held.lease)
-        self._keep_stale(held.lease)
+        self._given_back(held)
 
     def release_owner(self, owner: str) -> int:
         """Its owner is dead. Returns how many leases are given back by that."""
-        for pending in self.pending.values():
-            pending.dead |= pending.owner == owner
+        for pending in [pending for pending in self.pending.values() if pending.owner == owner]:
+            pending.dead = True
+            self._may_be_given_back(pending)
         theirs = [ticket for ticket, held in self.leases.items() if held.lease.record.owner == owner]
         for ticket in theirs:
             held = self.leases.pop(ticket)
             self.compare(held)
-            self._keep_stale(held.lease)
+            self._given_back(held)
         return len(theirs)
+
+    def _given_back(self, held: Held) -> None:
+        record = held.lease.record
+        sure = held.version == self._truth.versions[held.fingerprint]  # else a duplicate has lost its name
+        named = (store_key(record.namespace, key) for key in held.named)
+        self._sessions.served(record.match.session, named, sure=sure)
+        self._keep_stale(held.lease)
+
+    def _may_be_given_back(self, pending: Pending) -> None:
+        """Nobody has fetched its answer, and now nobody will: there may be a lease or not."""
+        namespace = self._engine.namespaces.find(pending.fingerprint)
+        named = [] if namespace is None else [store_key(namespace, key) for key in self.keys_of(pending)]
+        self._sessions.served(pending.session, named, sure=False)
 
     def _keep_stale(self, lease: Lease) -> None:
         self.stale = [*self.stale[1 - STALE_MAX :], lease]
@@ -214,6 +235,7 @@ class Requests:
         point = self.point_of(ticket)
         self.pending[ticket].cancelled = True
         self._core.give_up(ticket)
+        self._may_be_given_back(self.pending[ticket])
         return point
 
     def point_of(self, ticket: int) -> str:

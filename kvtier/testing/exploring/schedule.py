@@ -9,7 +9,7 @@ Units: operations, seconds of simulated time.
 from collections.abc import Callable
 from random import Random
 
-from kvtier.testing.exploring import caller_ops, disk_ops, engine_ops, sleep_ops
+from kvtier.testing.exploring import caller_ops, disk_ops, engine_ops, hint_ops, sleep_ops
 from kvtier.testing.exploring.world import World
 
 Operation = Callable[[World, Random], str | None]  # None: there is nothing to do it to
@@ -30,6 +30,9 @@ WEIGHTS: dict[Operation, float] = {
     caller_ops.store_job: 2,
     caller_ops.load_job: 2,
     caller_ops.end_job: 8,
+    hint_ops.hint: 6,
+    hint_ops.ends: 1.5,
+    hint_ops.false_ends: 0.4,
     engine_ops.plan: 18,
     engine_ops.tear: 4,
     engine_ops.carry: 8,

@@ -44,6 +44,7 @@ class Setup:
     prefetch_budget: float
     lookahead_requests: int
     governed: bool
+    pin_quota: float  # of each tier
     direct: bool  # whether the top tier's slots can be a disk's buffer
     slow: float  # share of the batches that take time
     hung: float  # share of those that end only when all does
@@ -70,6 +71,7 @@ class Setup:
             prefetch_budget=rng.choice((0.0, 0.25, 0.5)),
             lookahead_requests=rng.choice((1, 2, 8)),
             governed=rng.random() < 0.8,
+            pin_quota=rng.choice((0.0, 0.25, 0.5, 0.5, 1.0)),
             direct="host" not in shape or rng.random() < 0.7,
             slow=rng.choice((0.0, 0.3)),
             hung=rng.choice((0.0, 0.0, 0.0, 0.01)),

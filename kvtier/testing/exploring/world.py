@@ -24,6 +24,7 @@ from kvtier.testing.exploring.jobs import ForeignJobs
 from kvtier.testing.exploring.orders import OrderModel
 from kvtier.testing.exploring.questions import Questions
 from kvtier.testing.exploring.requests import Requests
+from kvtier.testing.exploring.sessions import Sessions
 from kvtier.testing.exploring.setup import Setup
 from kvtier.testing.exploring.store import Disk, GlassDisk
 from kvtier.testing.exploring.truth import Truth
@@ -61,7 +62,8 @@ class World:
         """A process starts over what the disk has."""
         setup = self.setup
         self.engine = ExploredEngine(setup, self.medium, self.clock, self.rng, self.odds, self.epoch, self.coverage)
-        self.requests = Requests(self.engine, self.truth)
+        self.sessions = Sessions(self.engine)
+        self.requests = Requests(self.engine, self.truth, self.sessions)
         self.jobs = ForeignJobs(self.engine, self.truth, self.requests)
         self.checks = Checks(self.engine, self.truth, self.medium)
         self.checks.gone.update(self.gone)
@@ -186,6 +188,7 @@ class World:
         expiring = [match for match in self.requests.matches if match.expires_at_s <= self.clock.now()]
         prefetching = self._prefetching()
         batches = self.engine.plan()
+        self.sessions.passed(self.clock.now())
         self._note_circuit()
         self.orders.planned([batch.batch_id for batch in batches if batch.sidecar and batch.target == self.engine.disk])
         for match in expiring:
@@ -310,3 +313,4 @@ class World:
             self.requests.compare(held)
         self.jobs.compare()
         self.requests.check_matches(self.blamed)
+        self.sessions.check()
