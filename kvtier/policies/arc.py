@@ -83,7 +83,9 @@ class ARC:
         if access is _REUSE:
             # Case I, x in T1 or T2: a hit. It has been seen at least twice now: to the young end of T2.
             rings.move(handles, _T2, sources=_RESIDENT)
-        elif access is _RELEASE:
+            return
+        back = rings.lens[_E1] + rings.lens[_E2] > 0  # of these some may come back into T1, which trims nothing
+        if access is _RELEASE:
             rings.move(handles, _T1, sources=(_T1, *_ENDED))
             rings.move(handles, _T2, sources=(_T2,))
         else:
@@ -91,6 +93,8 @@ class ARC:
             entrance = _T1 if access is _FILL else _T2
             for handle in handles:
                 rings.move((handle,), self._destination(handle, entrance))
+        if back:
+            self._trim()
 
     def _destination(self, handle: int, entrance: int) -> int:
         """The list that a handle with new content enters, after making room there and noting a ghost's return."""

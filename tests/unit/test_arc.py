@@ -222,6 +222,19 @@ def test_whoever_touches_what_has_ended_takes_it_back(access, order) -> None:
     assert policy.check() == []
 
 
+@pytest.mark.parametrize("access", [Access.FILL, Access.RELEASE])
+def test_what_had_ended_and_comes_back_has_no_more_room_than_before(access) -> None:
+    """Ghosts stay beside a T1 that has grown past its bound, and the directory keeps their names for ever."""
+    policy = after(4, [1, 2, 3, 4])
+    policy.hint([1, 2, 3], Hint(ends=True))
+    policy.evict([4])
+    policy.touch([5], Access.FILL)
+    policy.evict([5])
+    assert (policy.ghosts(), policy.check()) == ([4, 5], [])
+    policy.touch([1, 2, 3], access)
+    assert (policy.ghosts(), policy.forgotten(), policy.check()) == ([5], [4], [])
+
+
 def test_restoring_tells_of_the_ghosts_before() -> None:
     """The directory keeps names that no policy remembers."""
     policy = after(2, [7, 8, 7, 9])
