@@ -42,6 +42,7 @@ class Admitting:
             else:
                 refused.append(handle)
         if refused:
+            gate.note_left(left_bytes)
             self._residency.refuse(refused, tier)
         return admitted
 

@@ -46,6 +46,10 @@ class Gate:
         self._was_tight = not eased and (self._was_tight or self.uses_needed(left_bytes) > 0)
         return eased
 
+    def note_left(self, left_bytes: float) -> None:
+        """So little was left when somebody was refused, whatever becomes of what was let in before him."""
+        self._was_tight |= self.uses_needed(left_bytes) > 0
+
     # ------------------------------------------------------------ what is remembered, as `Admission` has it
 
     def note_use(self, handles: Sequence[int]) -> None:

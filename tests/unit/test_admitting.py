@@ -154,6 +154,19 @@ def test_a_recovered_budget_asks_again_about_what_is_still_there():
     engine.check()
 
 
+def test_a_budget_that_was_short_for_one_batch_only_asks_again():
+    """Whoever was refused behind others of his batch is refused for good: when they are written enough is left."""
+    disk = DictTier()
+    engine = make_engine(gpu=8, host=None, disk=disk, gate=budgeted(burst=4 * PAGE_BYTES))
+    serve(engine, prompt(1, 8))
+    engine.run()
+    assert written(disk) > 0
+    assert disk_stats(engine)["not_admitted"] > 0
+    engine.clock.advance(DAY_S)
+    engine.run()
+    assert engine.core.residency.directory.refused_by(1) == []
+
+
 def test_names_are_given_up_though_nothing_is_refused():
     """Memory grows with every block that was ever seen, as long as there is budget."""
     engine = make_engine(
