@@ -77,7 +77,7 @@ class Settlement:
 
     def _is_there(self, record: LeaseRecord, handle: int, slot: int) -> bool:
         if slot < 0:
-            return handle in record.in_place
+            return handle in record.in_place and self._directory.is_ready(handle, self._goal)  # not dropped meanwhile
         return self._directory.is_ready(handle, 0) or self.comes(record, handle)
 
     def _cut(self, record: LeaseRecord, tokens: int) -> bool:

@@ -285,6 +285,22 @@ def test_a_reset_leaves_what_is_read_alone_until_the_release():
     assert engine.core.residency.levels[1].slots.slots_free == 16
 
 
+def test_a_reset_while_the_rest_still_comes_leaves_nothing_to_be_read():
+    """A lease that is answered after a reset is told to read blocks of before, for it had held them already."""
+    engine, keys = on_disk()
+    engine.core.residency.levels[2].batch_bytes = BLOCK_BYTES
+    ticket = engine.submit_reserve(engine.match(keys), 4, 50.0)
+    engine.plan()
+    engine.finish(engine.held[0])
+    engine.core.submit_drop()
+    engine.run()
+    lease = engine.answers[ticket]
+    assert lease.tokens_ready == 0
+    assert min(lease.table()) > 0
+    engine.release(lease)
+    expect_idle(engine)
+
+
 def test_groups_have_a_table_each():
     """Of a hybrid model one group's blocks are found in another's slots."""
     model = tiny_model(groups=2)
