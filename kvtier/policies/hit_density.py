@@ -228,7 +228,7 @@ class HitDensity(ListPolicy):
         """Residents in the list of another class, or not in the order of their times."""
         classes, times = self._columns
         findings = []
-        for ring in self._lists:
+        for ring in (ring for ring in self._lists if self._rings.lens[ring]):
             members = list(self._rings.walk(ring))
             if ring != _GHOSTS and any(classes[handle] != ring for handle in members):
                 findings.append(f"a block of another class in list {ring}")

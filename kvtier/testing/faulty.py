@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from random import Random
 
 from kvtier.testing.exploring.store import ExploredStore
-from kvtier.tiers.base import TierTraits
+from kvtier.tiers.base import SupportsScrub, TierTraits
 from kvtier.types import Outcome, ReadItem, Status, StoredBlock, WriteBatch
 
 READ_FAULTS = (Status.FAILED, Status.MISSING, Status.CORRUPT)
@@ -68,6 +68,16 @@ class FaultyTier:
         }
         whole = iter(self._inner.read([item for index, item in enumerate(items) if index not in failed]))
         return [self._torn(item, failed[index]) if index in failed else next(whole) for index, item in enumerate(items)]
+
+    def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
+        """Of a tier that can; with the faults of `read`."""
+        assert isinstance(self._inner, SupportsScrub)
+        if self._happens(self.odds.read_batch):
+            return [Outcome(self._rng.choice(READ_FAULTS), detail=INJECTED)] * len(blocks)
+        return [
+            Outcome(self._rng.choice(READ_FAULTS), detail=INJECTED) if self._happens(self.odds.read_item) else outcome
+            for outcome in self._inner.scrub(blocks)
+        ]
 
     def write(self, batch: WriteBatch) -> list[Outcome]:
         count = len(batch.items) + len(batch.evict) + bool(batch.sidecar)

@@ -17,6 +17,9 @@ REACHED = (
     *("prefetch_wasted", "gpu.dropped_dirty", "gpu.reclaimed", "host.reclaimed", "host.restored_tokens"),
     *("disk.restored_tokens", "disk.evicted", "disk.gave_way", "disk.corrupt", "disk.missing", "disk.read_failed"),
     *("disk.write_failed", "disk.no_room", "gpu.device_lost"),
+    *("hints", "unknown_sessions", "ends_wrong", "distrusted_hints", "gpu.hinted_blocks", "host.hinted_blocks"),
+    *("gpu.pins_refused", "disk.pins_refused", "gpu.not_kept", "host.not_kept", "host.not_admitted"),
+    *("disk.not_admitted", "disk.over_budget_bytes", "disk.scrubbed_corrupt", "disk.scrub_passes"),
     *("sleeps", "slept_dropped", "rewarmed_blocks", "rewarm_skipped"),
 )
 

@@ -4,16 +4,18 @@ Owns how prompts are drawn: often one that was asked for just now. Each operatio
 was nothing to do it to. Units: tokens, blocks, seconds of simulated time.
 """
 
+from itertools import product
 from random import Random
 
 from kvtier.blocks.hashing import Keys
 from kvtier.testing.exploring.hint_ops import session_drawn
-from kvtier.testing.exploring.sleep_ops import unless_asleep
+from kvtier.testing.exploring.sleep_ops import is_asleep, unless_asleep
 from kvtier.testing.exploring.world import World
 
 OWNERS = ("ann", "bob", "cid")
 FAMILIES, DEPTH_MAX, BRANCHES = 3, 4, 2
-AGAIN = 0.4
+PROMPTS = [*product(range(FAMILIES), range(1, DEPTH_MAX + 1), range(BRANCHES))]
+AGAIN, STREAMED, RECALLED_STREAMED = 0.4, 0.5, 0.8
 
 
 def keys_drawn(world: World, rng: Random) -> Keys:
@@ -60,7 +62,8 @@ def request(world: World, rng: Random) -> str:
     made = world.requests.match(keys, rng.choice(OWNERS), tokens_max, 30.0, session_drawn(rng))
     blocks = world.blocks_of(keys) + rng.choice((0, 0, 0, 0, 1, 2))
     deadline_s = rng.choice((0.0, 0.5, 3.0, 9.0, 60.0))
-    text = unless_asleep(world, lambda: world.request(made, blocks, deadline_s))
+    streamed = rng.random() < STREAMED
+    text = unless_asleep(world, lambda: world.request(made, blocks, deadline_s, streamed=streamed))
     world.requests.matches.append(made)
     return text
 
@@ -72,7 +75,8 @@ def reserve(world: World, rng: Random) -> str | None:
     chosen = rng.choice(world.requests.matches)
     blocks = max(1, world.blocks_of(chosen.keys) + rng.choice((0, 0, 0, 1, -1)))
     deadline_s = rng.choice((0.5, 9.0))
-    return unless_asleep(world, lambda: world.request(chosen, blocks, deadline_s))
+    streamed = rng.random() < STREAMED
+    return unless_asleep(world, lambda: world.request(chosen, blocks, deadline_s, streamed=streamed))
 
 
 def commit(world: World, rng: Random) -> str | None:
@@ -102,6 +106,23 @@ def serve(world: World, rng: Random) -> str:
     for ticket in list(world.requests.leases)[-1:]:
         world.requests.commit(ticket, 99)
         world.requests.release(ticket)
+    return text
+
+
+def recall(world: World, rng: Random) -> str | None:
+    """Somebody asks for what lies in host memory, and mostly does not wait until all of it has come up."""
+    if "gpu" not in world.setup.shape or "host" not in world.setup.shape or is_asleep(world):
+        return None
+    prompts = [prompt for prompt in PROMPTS if any(world.lies_in(1, key) for key in world.keys_of(*prompt).groups[0])]
+    if not prompts:
+        return None
+    keys = world.keys_of(*rng.choice(prompts))
+    made = world.requests.match(keys, rng.choice(OWNERS), None, 30.0, session_drawn(rng))
+    text = world.request(made, world.blocks_of(keys), 9.0, streamed=rng.random() < RECALLED_STREAMED)
+    world.requests.matches.append(made)
+    world.plan()
+    for flying in world.engine.underway.takeable():
+        world.engine.enqueue(flying)
     return text
 
 
@@ -144,6 +165,8 @@ def store_job(world: World, rng: Random) -> str:
 def load_job(world: World, rng: Random) -> str:
     made = world.requests.match(keys_drawn(world, rng), rng.choice(OWNERS), None, 30.0)
     deadline_s = rng.choice((0.5, 9.0))
+    if world.setup.in_place:
+        return world.jobs.expect_no_load(made)
     return unless_asleep(world, lambda: f"ticket {world.jobs.load(made, deadline_s)}: {made.tokens} tokens")
 
 

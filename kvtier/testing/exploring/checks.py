@@ -24,8 +24,9 @@ class Checks:
         self._engine = engine
         self._directory = engine.directory
         self._truth = truth
-        self._medium = medium
+        self._glass = medium if isinstance(medium, GlassDisk) else None
         self._counters = engine.counters()
+        self._memories = [(index, tier) for index, tier in enumerate(engine.tiers) if isinstance(tier, SupportsSlots)]
         self._versions: dict[tuple[int, int], int] = {}  # (place, generation) -> version of a row that was looked at
         self.gone: Counter[bytes] = Counter()  # by fingerprint: versions below were erased for good
         self._lengths = [spec.block_bytes for spec in engine.specs]
@@ -57,10 +58,9 @@ class Checks:
     def memory(self) -> None:
         """Every READY copy in memory holds exactly the bytes of its key, and may be served."""
         directory, truth = self._directory, self._truth
-        tiers = [(index, tier) for index, tier in enumerate(self._engine.tiers) if isinstance(tier, SupportsSlots)]
         for handle in directory.handles():
             named = None
-            for index, tier in tiers:
+            for index, tier in self._memories:
                 if not directory.is_ready(handle, index):
                     continue
                 if named is None:
@@ -128,8 +128,8 @@ class Checks:
 
     def rows(self) -> list[Row]:
         """What the disk holds: all of it, or, where one cannot look into it, what the directory knows of."""
-        if isinstance(self._medium, GlassDisk):
-            return list(self._medium.rows())
+        if self._glass is not None:
+            return list(self._glass.rows())
         return [] if self._engine.disk is None else self._read_rows(self._engine.disk)
 
     def _read_rows(self, tier: int) -> list[Row]:
@@ -161,7 +161,7 @@ class Checks:
             assert (found.fingerprint, found.key) == named, f"another block lies at place {place}"
             assert found.generation == self._directory.generation(handle, tier), f"place {place} was used again"
             assert self._version_of(found) == self._truth.alive.get(named), "a dropped block can be found on the disk"
-        if isinstance(self._medium, GlassDisk) and not self._engine.underway.writes_to(tier):
+        if self._glass is not None and not self._engine.underway.writes_to(tier):
             self._expect_all_known(tier, rows)
 
     def _expect_all_known(self, tier: int, rows: dict[int, Row]) -> None:

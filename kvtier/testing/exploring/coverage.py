@@ -38,6 +38,10 @@ EVENTS = (
     "hint: ends",
     "hint: rank",
     "hint: returns",
+    "scrubbed: kept",
+    "scrubbed: condemned",
+    "streamed before it was there",
+    "read in host memory",
     "slept",
     "woken",
 )

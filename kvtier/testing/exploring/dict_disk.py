@@ -9,6 +9,7 @@ Units: pages of 4 KiB (places, sizes), bytes.
 from collections.abc import Iterator, Sequence
 
 from kvtier.blocks.namespace import NamespaceTable
+from kvtier.policies.wear import Written
 from kvtier.testing.exploring.store import Row
 from kvtier.tiers.base import TierTraits
 from kvtier.types import (
@@ -91,6 +92,7 @@ class DictStore:
         self._namespaces = namespaces
         capacity_bytes = disk.extents * disk.extent_pages * PAGE_BYTES
         self.traits = TierTraits(capacity_bytes, 0, True, False, PAGE_BYTES)
+        self._written = Written()
 
     def read(self, items: Sequence[ReadItem]) -> list[Outcome]:
         return [self._read(item) for item in items]
@@ -114,6 +116,7 @@ class DictStore:
     def write(self, batch: WriteBatch) -> list[Outcome]:
         written = [self._write(item) for item in batch.items]  # before the evictions: their places are not free yet
         evicted = [self._evict(item) for item in batch.evict]
+        self._count(batch.items, written)
         for name, note in batch.sidecar.items():
             self._disk.notes.pop(name, None)
             if note is not None:
@@ -145,6 +148,24 @@ class DictStore:
         disk = self._disk
         disk.by_place = {place: row for place, row in disk.by_place.items() if row.fingerprint != fingerprint}
         return DONE
+
+    def written(self) -> Written:
+        """Slots are whole pages, and every transaction writes a page of the index."""
+        return self._written
+
+    def _count(self, items: Sequence[WriteItem], outcomes: Sequence[Outcome]) -> None:
+        lengths = [item.length_bytes for item, outcome in zip(items, outcomes, strict=True) if outcome.done]
+        payload, slots, index, _ = self._written
+        slots += sum(map(page_aligned, lengths))
+        self._written = Written(payload + sum(lengths), slots, index + PAGE_BYTES)
+
+    def scrub(self, blocks: Sequence[StoredBlock]) -> list[Outcome]:
+        return [self._scrubbed(block) for block in blocks]
+
+    def _scrubbed(self, block: StoredBlock) -> Outcome:
+        if self._row(EvictItem(block.key, block.place, block.generation)) is None:
+            return Outcome(Status.MISSING)
+        return Outcome(Status.CORRUPT) if block.place in self._disk.damaged else DONE
 
     def scan(self) -> Iterator[StoredBlock]:
         for row in self._disk._by_age():

@@ -15,6 +15,8 @@ from kvtier.testing.faulty import Odds
 from kvtier.types import PAGE_BYTES, BlockKey
 
 HANGS_S = 7.0  # longer than a read may take
+DAY_S = 86_400.0
+ROTS = 0.6  # odds
 
 
 def fail(world: World, rng: Random) -> str | None:
@@ -73,6 +75,15 @@ def spoil(world: World, rng: Random) -> str | None:
     text = unless_asleep(world, lambda: world.request(made, world.blocks_of(keys), 9.0))
     world.requests.matches.append(made)
     return f"places {places}, {text}"
+
+
+def day(world: World, rng: Random) -> str | None:
+    """A day passes: the disk is looked through again, and what rots meanwhile is found. Its budget is saved up."""
+    if world.engine.disk is None:
+        return None
+    told = (damage(world, rng) if rng.random() < ROTS else None) or "nothing rots"
+    world.clock.advance(DAY_S)
+    return f"{told}, {world.run()} batches ended"
 
 
 def hang(world: World, rng: Random) -> str | None:

@@ -15,6 +15,7 @@ from kvtier.testing.exploring.world import World
 ROUNDS_MAX = 400  # a disk is asked once a second, a reservation waits a minute at most, a failing tier ten seconds
 LONG_S = 60.0  # longer than anything is kept for nobody, but for hints
 LONG_ROUNDS = 7
+DAY_S = 86_400.0
 
 
 def wind_up(world: World) -> None:
@@ -37,6 +38,7 @@ def wind_up(world: World) -> None:
         world.run()
         world.check()
     if world.engine.disk is not None:
+        _save_up(world)
         _flush(world)
     _expect_all_slots(world)
     _drop_all(world)
@@ -58,6 +60,16 @@ def _answer_all(world: World) -> None:
         assert wake_s is not None, f"tickets {sorted(world.asked)} wait, and the core waits for nothing"
         world.clock.advance(max(0.0, wake_s - now_s))
     raise AssertionError(f"tickets {sorted(world.asked)} are never answered")
+
+
+def _save_up(world: World) -> None:
+    """Whatever was overdrawn is paid back, and the disk has been looked through."""
+    world.clock.advance(DAY_S)
+    world.plan()
+    if world.setup.admissions[-1] == "always":
+        world.requests.admitted.expect_asked_again()
+    world.run()
+    world.check()
 
 
 def _flush(world: World) -> None:

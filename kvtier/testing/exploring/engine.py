@@ -19,10 +19,11 @@ from kvtier.policies.base import Policy
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.setup import Setup
 from kvtier.testing.exploring.store import Disk, ExploredStore
+from kvtier.testing.exploring.streams import Coming
 from kvtier.testing.exploring.underway import Flying, Underway
 from kvtier.testing.faulty import FaultyTier, Odds
-from kvtier.tiers.base import SupportsSlots, Tier
-from kvtier.types import BatchDone, TransferBatch
+from kvtier.tiers.base import SupportsMeter, SupportsSlots, Tier
+from kvtier.types import BatchDone, ModelSpec, TransferBatch
 
 STRANGER = b"\x5a" * 32  # a namespace that only shifts the local ids of the others
 
@@ -47,13 +48,14 @@ class ExploredEngine:
             self.namespaces.id_of(STRANGER, b"")
         self.store: ExploredStore | None = None if medium is None else medium.open(self.namespaces)
         self.faulty = None if self.store is None else FaultyTier(self.store, rng, odds)
+        self.meter = self.store if setup.metered and isinstance(self.store, SupportsMeter) else None
         self.tiers = setup.tiers(self.faulty)
         self.top = _slots_of(self.tiers[0])
         self.specs = block_specs(setup.model(epoch))
         self.disk = None if self.store is None else len(self.tiers) - 1
         self.core = Core(
             setup.model(epoch),
-            setup.levels(self.tiers),
+            setup.levels(self.tiers, self.store, self.meter),
             self.namespaces,
             queue_bytes=setup.queue_bytes,
             prefetch_budget=setup.prefetch_budget,
@@ -62,6 +64,7 @@ class ExploredEngine:
             pin_quota=setup.pin_quota,
         )
         self.surface = PolledSurface(self.core)
+        self._known: tuple[ModelSpec, bytes, int] | None = None
         self.directory = self.core.residency.directory
         self.underway = Underway(self.tiers, rng, setup.slow, setup.hung)
         self.acknowledged: list[BatchDone] = []  # the latest
@@ -82,12 +85,19 @@ class ExploredEngine:
     @property
     def fingerprint(self) -> bytes:
         """Of the namespace that is looked up now."""
-        return fingerprint(self.core.model)
+        return self._identity()[1]
 
     @property
     def namespace(self) -> int:
         """The local id of that namespace."""
-        return self.namespaces.id_of_model(self.core.model)
+        return self._identity()[2]
+
+    def _identity(self) -> tuple[ModelSpec, bytes, int]:
+        """A model, its fingerprint and local id: of the current one, digested once, for every check asks."""
+        model = self.core.model
+        if self._known is None or self._known[0] is not model:
+            self._known = model, fingerprint(model), self.namespaces.id_of_model(model)
+        return self._known
 
     # ------------------------------------------------------------ time
 
@@ -97,6 +107,11 @@ class ExploredEngine:
         batches = self.core.plan(now_s)
         self.underway.depart(batches, now_s)
         return batches
+
+    def enqueue(self, flying: Flying) -> None:
+        """A device's stream takes a batch, and will carry it out."""
+        flying.taken = True
+        self.core.enqueued(flying.batch.batch_id, Coming(flying))
 
     def end(self, flying: Flying) -> BatchDone:
         """A batch ends, and the core hears of it."""
@@ -114,6 +129,17 @@ class ExploredEngine:
             tier.close()
 
     # ------------------------------------------------------------ asked
+
+    @property
+    def goal(self) -> int:
+        """The tier into which blocks are brought to be read."""
+        return int(self.setup.in_place)
+
+    def shown(self, entry: int) -> memoryview:
+        """What an entry of a block table shows: a slot of the top tier, or ~slot of the one below."""
+        if entry >= 0:
+            return self.top.slot(entry)
+        return _slots_of(self.tiers[1]).slot(~entry)
 
     @property
     def policies(self) -> list[Policy]:

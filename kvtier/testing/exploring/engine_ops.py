@@ -6,7 +6,8 @@ Each returns what it did; None if there was nothing to do it to. Units: operatio
 from random import Random
 
 from kvtier.testing.exploring import process
-from kvtier.testing.exploring.caller_ops import keys_drawn
+from kvtier.testing.exploring.caller_ops import keys_drawn, recall
+from kvtier.testing.exploring.sleep_ops import is_asleep, send_away
 from kvtier.testing.exploring.world import EPOCHS, World
 from kvtier.types import BatchDone
 
@@ -36,6 +37,16 @@ def carry(world: World, rng: Random) -> str | None:
         return None
     flying = rng.choice(startable)
     world.carry(flying)
+    return repr(flying)
+
+
+def take(world: World, rng: Random) -> str | None:
+    """A device's stream takes a batch: who can wait on a stream waits no longer for its acknowledgement."""
+    takeable = world.engine.underway.takeable()
+    if not takeable:
+        return None
+    flying = rng.choice(takeable)
+    world.engine.enqueue(flying)
     return repr(flying)
 
 
@@ -87,6 +98,19 @@ def nobody_came(world: World, rng: Random) -> str:
     world.run()
     world.clock.advance(HINT_KEPT_S)
     return f"{len(world.plan())} batches"
+
+
+def nap(world: World, rng: Random) -> str | None:
+    """All of the top tier's memory goes and comes back empty, and somebody asks for what lies below by then."""
+    if world.setup.shape[:2] != ("gpu", "host") or world.deaf or is_asleep(world):
+        return None
+    send_away(world)
+    told = [world.questions.sleep(leased=len(world.engine.core._leases) > 0)]
+    world.run()
+    told.append(world.questions.wake(restore=False))
+    world.run()
+    told.append(recall(world, rng) or "nothing is left")
+    return "; ".join(told)
 
 
 def be_deaf(world: World, rng: Random) -> str | None:

@@ -12,6 +12,7 @@ from random import Random
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Match
 from kvtier.engine.polled import Job, Load, Store
+from kvtier.errors import UsageError
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.promises import Pending
 from kvtier.testing.exploring.requests import Requests
@@ -70,8 +71,18 @@ class ForeignJobs:
         """Ask for a match's blocks."""
         ticket = self._engine.surface.submit(Load(match, deadline_s), self._engine.clock.now())
         self._requests.expect(ticket, match.keys, max(1, match.tokens // match.keys.block_tokens[0]), match.owner)
+        self._requests.found_for(ticket, match)
         self.kinds[ticket] = "load"
         return ticket
+
+    def expect_no_load(self, match: Match) -> str:
+        """Where blocks are read in host memory no job can name slots for them."""
+        try:
+            self._engine.surface.submit(Load(match), self._engine.clock.now())
+        except UsageError:
+            self._engine.core.release_match(match)
+            return "refused: blocks are read in host memory"
+        raise AssertionError("a job loads what is read where it lies")
 
     def refused(self, ticket: int) -> None:
         """A ticket is answered without a job, if it asked for one."""
@@ -96,6 +107,8 @@ class ForeignJobs:
             version = pending.alive.get(named) if late else self._truth.alive.get(named)
             assert version is not None, "a job loads what nobody has computed, or what was dropped"
             shown[slot] = self._requests.content(named, version)
+        if job.kind == "load":
+            self._requests.admitted.used(pending.covered)
         if job.keys:
             self.running[job.job_id] = Running(job, pending, shown)
         self.compare()
@@ -128,6 +141,7 @@ class ForeignJobs:
         if (pending.fingerprint, pending.version) == current:
             for named in stored:
                 self._truth.commit(named)
+            self._requests.admitted.used(store_key(self._engine.namespace, key) for _, key in stored)
         self.last = BatchDone(job_id, tuple(outcomes))
         self._engine.surface.apply(self.last)
         return f"job {job_id} ({job.kind}): {len(outcomes) - outcomes.count(FAILED)} of {len(outcomes)} done"

@@ -67,6 +67,8 @@ def _restart(world: World) -> str:
     world.end_engine()
     stale = [*world.requests.stale, *(held.lease for held in world.requests.leases.values())]
     world.orders.restarted()
+    if world.budget is not None:
+        world.budget.restarted()
     world.begin()
     if not isinstance(world.medium, GlassDisk):
         rows = world.checks.rows()  # with writes whose acknowledgement nobody heard

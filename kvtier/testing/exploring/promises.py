@@ -14,14 +14,14 @@ from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.engine.breaker import Circuit
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.truth import Named, Truth
-from kvtier.types import BlockKey, namespace_of, store_key
+from kvtier.types import BlockKey, StoreKey, namespace_of, store_key
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
     """What was there when a reservation was asked for."""
 
-    resident: int | None  # tokens, if all that was matched lies in the top tier
+    resident: int | None  # tokens, if all that was matched lies where it is read
     found: int | None  # tokens, if that can be told
     asked_s: float
     patience_s: float
@@ -40,6 +40,8 @@ class Pending:
     alive: dict[Named, int]  # what might be served to it
     promise: Promise | None = None  # None: a job asks for it
     session: str | None = None  # whose turn it is
+    streamed: bool = False  # its kernels wait for what a stream brings
+    covered: list[StoreKey] = field(default_factory=list)  # what was found for it
     from_disk: set[BlockKey] = field(default_factory=set)  # blocks whose fastest copy lay there
     joined: set[BlockKey] = field(default_factory=set)  # blocks that somebody else was bringing up already
     spoiled: bool = False  # a load of one of its blocks has failed
@@ -94,7 +96,9 @@ class Promises:
         directory, namespace = self._engine.directory, self._engine.namespace
         handles = [handle for row in match.prefix.handles for handle in row]
         valid = all(namespace_of(directory.key(h)) == namespace and directory.is_named(h) for h in handles)
-        there = bool(match.pins) and valid and all(directory.is_ready(h, 0) for h in handles)
+        read_in = range(self._engine.goal + 1)
+        near = all(any(directory.is_ready(h, tier) for tier in read_in) for h in handles)
+        there = bool(match.pins) and valid and near
         return match.tokens if there else None
 
     def _found(self, match: Match) -> int | None:

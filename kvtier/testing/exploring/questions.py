@@ -116,8 +116,18 @@ class Questions:
 
     def flush(self) -> str:
         ticket = self._engine.core.submit_flush()
+        self._expect_none_refused()
         self.flushes[ticket] = self._unsaved()
         return f"ticket {ticket}: {len(self.flushes[ticket])} blocks"
+
+    def _expect_none_refused(self) -> None:
+        """What is to be saved may not go before it is, whoever had refused it."""
+        disk, directory = self._engine.disk, self._engine.directory
+        for handle in directory.handles() if disk is not None else ():
+            tiers = [tier for tier in range(directory.tiers) if directory.is_ready(handle, tier)]
+            assert not tiers or tiers[-1] == disk or not directory.is_clean(handle, tiers[-1]), (
+                f"tier {tiers[-1]} may drop a block that a flush is to save"
+            )
 
     def _unsaved(self) -> dict[Named, int]:
         """Blocks that lie in memory only."""

@@ -7,7 +7,8 @@ it was asked for; slots to be written belong to nobody else.
 Units: tokens, blocks, slots, seconds of simulated time.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtier.blocks.hashing import Keys
@@ -15,10 +16,14 @@ from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.cache.transitions import State
 from kvtier.engine.polled import Job, Reserve
 from kvtier.errors import UsageError
+from kvtier.testing.exploring.admitted import Admitted
+from kvtier.testing.exploring.budget import Budget
 from kvtier.testing.exploring.engine import ExploredEngine
 from kvtier.testing.exploring.promises import Pending, Promises
 from kvtier.testing.exploring.sessions import Sessions
+from kvtier.testing.exploring.streams import Coming
 from kvtier.testing.exploring.truth import Named, Truth
+from kvtier.testing.exploring.waiting import keys_of, point_of
 from kvtier.types import BlockKey, StoreKey, group_of, store_key
 
 STALE_MAX = 6
@@ -35,16 +40,18 @@ class Held:
     shown: dict[int, bytes]  # by slot
     owed: list[tuple[int, BlockKey]]  # slots to compute and commit
     named: set[BlockKey]  # restored or committed
+    coming: dict[int, Coming]  # slots that a stream will have filled, for who waits on it
 
 
 class Requests:
     """All requests against one engine."""
 
-    def __init__(self, engine: ExploredEngine, truth: Truth, sessions: Sessions) -> None:
+    def __init__(self, engine: ExploredEngine, truth: Truth, sessions: Sessions, budget: Budget | None) -> None:
         self._engine = engine
         self._core = engine.core
         self._truth = truth
         self._sessions = sessions
+        self.admitted = Admitted(engine, budget, self._found_unanswered)
         self.matches: list[Match] = []
         self.pending: dict[int, Pending] = {}
         self.leases: dict[int, Held] = {}
@@ -77,19 +84,30 @@ class Requests:
 
     # ------------------------------------------------------------ reservations
 
-    def reserve(self, match: Match, blocks: int, deadline_s: float) -> int:
+    def reserve(self, match: Match, blocks: int, deadline_s: float, *, streamed: bool) -> int:
         """Ask for slots. What might be served is what may be served now."""
         promise = self._promises.over(match, deadline_s)
-        ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s), self._engine.clock.now())
+        ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s, streamed), self._engine.clock.now())
         self.expect(ticket, match.keys, blocks, match.owner)
-        self.pending[ticket].promise, self.pending[ticket].session = promise, match.session
+        pending = self.pending[ticket]
+        pending.promise, pending.session, pending.streamed = promise, match.session, streamed
+        self.found_for(ticket, match)
         self._promises.expect_room_used(ticket)
         return ticket
+
+    def found_for(self, ticket: int, match: Match) -> None:
+        """If its answer is a lease, these blocks were used, or the first of them."""
+        rows = match.keys.prefix(match.tokens).groups
+        namespace = self._engine.namespace
+        self.pending[ticket].covered = [store_key(namespace, key) for row in rows for key in row]
+
+    def _found_unanswered(self) -> Counter[StoreKey]:
+        return Counter(key for pending in self.pending.values() for key in pending.covered)
 
     def note_failed(self, keys: set[BlockKey]) -> None:
         """Loads of these blocks have failed: whoever waits for one has a reason for a shorter prefix."""
         for pending in self.pending.values():
-            pending.spoiled |= not keys.isdisjoint(self.keys_of(pending))
+            pending.spoiled |= not keys.isdisjoint(keys_of(pending))
 
     def expect(self, ticket: int, keys: Keys, blocks: int, owner: str) -> None:
         """An answer under this ticket will give slots for these keys."""
@@ -108,7 +126,8 @@ class Requests:
         if pending.cancelled:
             self._keep_stale(answer)
             return f"ticket {ticket}: nobody waits for its answer"
-        self.leases[ticket] = self.shown_by(answer, pending, late=late)
+        self.leases[ticket] = held = self.shown_by(answer, pending, late=late)
+        self.admitted.used(store_key(answer.record.namespace, key) for key in held.named)
         return f"ticket {ticket}: {answer.tokens_ready} tokens ready"
 
     def shown_by(self, lease: Lease, pending: Pending, *, late: bool) -> Held:
@@ -116,7 +135,8 @@ class Requests:
         shown, owed = {}, []
         keys, named = pending.keys, set[BlockKey]()
         for group, (row, size) in enumerate(zip(keys.groups, keys.block_tokens, strict=True)):
-            slots, ready = lease.slots(group), lease.tokens_ready // size
+            slots, ready = lease.table(group), lease.tokens_ready // size
+            assert min((0, *slots[ready:])) == 0, "a slot to be written lies in host memory"
             named.update(row[:ready])
             for slot, key in zip(slots[:ready], row, strict=False):
                 shown[slot] = self._served((pending.fingerprint, key), pending, late)
@@ -125,9 +145,19 @@ class Requests:
                 shown[slot] = self.mark(slot, lease.lease_id)
             owed += list(zip(slots[ready:], row[ready:], strict=False))
         self._promises.expect_kept(lease, pending, late=late)
-        held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed, named)
+        coming: dict[int, Coming] = {}
+        lease.wait(coming)
+        assert pending.streamed or not coming, f"{lease!r} is to wait for a stream, and was not asked for so"
+        held = Held(lease, keys, pending.fingerprint, pending.version, shown, owed, named, coming)
+        self._note_ways(held)
         self.compare(held)
         return held
+
+    def _note_ways(self, held: Held) -> None:
+        if held.coming.keys() & held.shown.keys():
+            self._engine.coverage.happened("streamed before it was there")
+        if min((0, *held.shown)) < 0:
+            self._engine.coverage.happened("read in host memory")
 
     def _served(self, named: Named, pending: Pending, late: bool) -> bytes:
         version = pending.alive.get(named) if late else self._truth.alive.get(named)
@@ -149,10 +179,12 @@ class Requests:
     # ------------------------------------------------------------ leases
 
     def compare(self, held: Held) -> None:
-        """Every slot of a lease shows what it must, from the answer to the release."""
-        slot_of = self._engine.top.slot
+        """Every slot of a lease shows what it must, from the answer (or once a stream has filled it) to the release."""
         for slot, content in held.shown.items():
-            assert slot_of(slot)[: len(content)] == content, f"lease {held.lease.lease_id}: wrong bytes in slot {slot}"
+            if slot in held.coming and not held.coming[slot].over:
+                continue
+            shown = self._engine.shown(slot)[: len(content)]
+            assert shown == content, f"lease {held.lease.lease_id}: wrong bytes in slot {slot}"
 
     def commit(self, ticket: int, count: int) -> str:
         """Compute and publish up to `count` blocks, and once more one that is there already."""
@@ -168,6 +200,8 @@ class Requests:
         self._core.commit(held.lease, pairs)
         counted = self._core.counters.engine()["stale_commits"] - counted
         assert counted == len(pairs) * stale, f"{counted} of {len(pairs)} commits are stale, should be: {stale}"
+        if not stale:
+            self.admitted.used(store_key(self._engine.namespace, key) for _, key in pairs)
         for _, key in pairs if not stale else ():
             held.named.add(key)
             self._truth.commit((held.fingerprint, key))
@@ -207,8 +241,9 @@ class Requests:
     def _may_be_given_back(self, pending: Pending) -> None:
         """Nobody has fetched its answer, and now nobody will: there may be a lease or not."""
         namespace = self._engine.namespaces.find(pending.fingerprint)
-        named = [] if namespace is None else [store_key(namespace, key) for key in self.keys_of(pending)]
+        named = [] if namespace is None else [store_key(namespace, key) for key in keys_of(pending)]
         self._sessions.served(pending.session, named, sure=False)
+        self.admitted.used(pending.covered)
 
     def _keep_stale(self, lease: Lease) -> None:
         self.stale = [*self.stale[1 - STALE_MAX :], lease]
@@ -232,44 +267,11 @@ class Requests:
 
     def cancel(self, ticket: int) -> str:
         """Nobody wants the answer any more. Returns the point at which that was."""
-        point = self.point_of(ticket)
+        point = point_of(self._engine, self.pending[ticket])
         self.pending[ticket].cancelled = True
         self._core.give_up(ticket)
         self._may_be_given_back(self.pending[ticket])
         return point
-
-    def point_of(self, ticket: int) -> str:
-        """How far a reservation has come, in the words of the coverage."""
-        pending = self.pending[ticket]
-        filling = [key for key in self.keys_of(pending) if self._state_of(key) is State.FILLING]
-        if not filling:
-            return "reserve: answered, not collected" if pending.waited else "reserve: no wait"
-        if any(key in pending.joined for key in filling):
-            return "reserve: joined another's promotion"
-        targets = {t.key: flying.batch for flying in self._engine.underway.flying for t in flying.batch.transfers}
-        named = [store_key(self._engine.namespace, key) for key in filling]
-        batches = [targets[key] for key in named if key in targets]
-        if not batches:
-            return "reserve: queued"
-        second = any(batch.target == 0 and batch.source == 1 for batch in batches) and pending.from_disk
-        return "reserve: second hop under way" if second else "reserve: first hop under way"
-
-    def note_waiting(self, ticket: int, filling_before: set[BlockKey], from_disk: set[BlockKey]) -> None:
-        """What was under way, and what lay on disk, when a reservation was asked for."""
-        if ticket in self.pending:
-            pending = self.pending[ticket]
-            keys = set(self.keys_of(pending))
-            pending.joined, pending.from_disk = keys & filling_before, keys & from_disk
-            pending.waited = any(self._state_of(key) is State.FILLING for key in keys)
-
-    def keys_of(self, pending: Pending) -> Iterator[BlockKey]:
-        """The blocks that a reservation may find."""
-        return (key for row in pending.keys.groups for key in row)
-
-    def _state_of(self, key: BlockKey) -> State:
-        directory = self._engine.directory
-        handle = directory.find(store_key(self._engine.namespace, key))
-        return State.GONE if handle is None else directory.state(handle, 0)
 
     def check_matches(self, blamed: set[StoreKey]) -> None:
         """What a match pins is there as long as it does, but for what was dropped, unreadable, or on a lost device."""

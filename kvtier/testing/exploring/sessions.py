@@ -100,11 +100,14 @@ class Sessions:
         return f"rank {session.rank} until {session.until_s}: {len(session.keys)} blocks"
 
     def _expect_first(self, name: str, session: Session) -> None:
-        """Blocks that only an ended session has named leave an LRU before those that no session has."""
+        """Blocks that only an ended session has named leave an LRU before those that no session has.
+
+        In memory: on disk there are those as well of which an earlier process has heard that they are over.
+        """
         own = {key for key in session.keys if self._users[key] == {name}} if session.sure else set()
         directory = self._engine.directory
         for tier, policy in enumerate(self._engine.policies):
-            if not own or not isinstance(policy, LRU):
+            if not own or not isinstance(policy, LRU) or tier == self._engine.disk:
                 continue
             keys = [directory.key(handle) for handle in policy.candidates(len(policy))]
             first = next((place for place, key in enumerate(keys) if not self._users.get(key)), len(keys))

@@ -7,15 +7,18 @@ Units: slots, pages of 4 KiB, seconds of simulated time, fractions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.spec import block_specs
 from kvtier.cache.level import Level, Room
 from kvtier.policies import POLICIES
+from kvtier.policies.admission import ADMISSIONS
+from kvtier.policies.gate import Gate
+from kvtier.policies.wear import DAY_S, WearBudget
 from kvtier.testing.exploring.store import ExploredStore
-from kvtier.tiers.base import SupportsArray, SupportsRemap, SupportsSlots, Tier
+from kvtier.tiers.base import SupportsArray, SupportsMeter, SupportsRemap, SupportsSlots, Tier
 from kvtier.tiers.gpu import GpuTier
 from kvtier.tiers.host import HostTier
 from kvtier.types import PAGE_BYTES, GroupSpec, ModelSpec, page_aligned
@@ -25,6 +28,11 @@ SHAPE_WEIGHTS = (60, 15, 15, 7, 3)
 # Per group: tokens and heads of a block. 256 bytes for each token and head: 2 KiB, 4 KiB, and 6 KiB in two pages.
 GROUPS = (((4, 2),), ((4, 2), (4, 2)), ((4, 2), (8, 2)), ((4, 2), (4, 6)))
 EXTENT_PAGES = (1, 2, 4)
+MEMORY_POLICIES = ("lru", "lru", "lru", "arc", "arc", "arc", "hit_density")
+POLICIES_DRAWN = {"gpu": MEMORY_POLICIES, "host": MEMORY_POLICIES, "disk": ("lru", "arc")}
+ADMISSION_RULES = ("second_access", "ghost_hit", "tinylfu")
+CHOOSY, BUDGETED, IN_PLACE = 0.2, 0.35, 0.2  # odds
+SCRUB_PAGES_PER_S = (1, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +49,15 @@ class Setup:
     batch_pages: int
     watermarks: tuple[float, float]
     queue_bytes: int
+    admissions: tuple[str, ...]  # by tier
+    wear: tuple[int, float] | None  # of the disk: bytes saved up at most, and bytes per second
+    metered: bool  # whether the disk tells what it writes
     prefetch_budget: float
     lookahead_requests: int
     governed: bool
     pin_quota: float  # of each tier
+    scrub_bytes_per_s: int  # how fast the disk is looked through for nobody; 0: it is not
+    in_place: bool  # what lies in host memory is read there
     direct: bool  # whether the top tier's slots can be a disk's buffer
     slow: float  # share of the batches that take time
     hung: float  # share of those that end only when all does
@@ -60,7 +73,7 @@ class Setup:
         return cls(
             shape=shape,
             groups=groups,
-            policies=tuple(rng.choice(("lru", "arc")) for _ in shape),
+            policies=tuple(rng.choice(POLICIES_DRAWN[name]) for name in shape),
             gpu_slots=rng.randint(6, 12) * len(groups),
             host_slots=rng.randint(3, 9) * len(groups),
             extents=max(2, rng.randint(8, 24) * len(groups) // extent_pages),
@@ -68,11 +81,16 @@ class Setup:
             batch_pages=rng.choice((1, 2, 4, 8)),
             watermarks=(low, low + rng.choice((0.1, 0.25))),
             queue_bytes=rng.choice((8 << 10, 256 << 10)),
+            admissions=tuple(_admission(rng, index) for index, _ in enumerate(shape)),
+            wear=_wear(rng) if "disk" in shape and rng.random() < BUDGETED else None,
+            metered=rng.random() < 0.5,
             prefetch_budget=rng.choice((0.0, 0.25, 0.5)),
             lookahead_requests=rng.choice((1, 2, 8)),
             governed=rng.random() < 0.8,
             pin_quota=rng.choice((0.0, 0.25, 0.5, 0.5, 1.0)),
-            direct="host" not in shape or rng.random() < 0.7,
+            scrub_bytes_per_s=rng.choice((0, *SCRUB_PAGES_PER_S)) * PAGE_BYTES if "disk" in shape else 0,
+            in_place=shape[:2] == ("gpu", "host") and rng.random() < IN_PLACE,
+            direct="host" not in shape or rng.random() < 0.6,
             slow=rng.choice((0.0, 0.3)),
             hung=rng.choice((0.0, 0.0, 0.0, 0.01)),
             rough=rng.choice((0.0, 1.0, 3.0)),
@@ -118,9 +136,15 @@ class Setup:
             )
         return made if store is None else [*made, store]
 
-    def levels(self, tiers: Sequence[Tier]) -> list[Level]:
-        """The deciding code's view of these tiers."""
-        return [self._level(index, tier) for index, tier in enumerate(tiers)]
+    def levels(self, tiers: Sequence[Tier], store: ExploredStore | None, meter: SupportsMeter | None) -> list[Level]:
+        """The deciding code's view of these tiers. store: the disk without its faults; meter: it, if it is asked."""
+        levels = [self._level(index, tier) for index, tier in enumerate(tiers)]
+        room = levels[-1].room
+        if room is not None and meter is not None:
+            levels[-1].room = replace(room, written=meter.written)
+        if hasattr(store, "scrub"):
+            levels[-1].scrub_bytes_per_s = self.scrub_bytes_per_s
+        return levels
 
     def _level(self, index: int, tier: Tier) -> Level:
         traits = tier.traits
@@ -136,8 +160,10 @@ class Setup:
             capacity_bytes=traits.capacity_bytes,
             stride_bytes=stride_bytes if memory else 0,
             host_addressable=traits.host_addressable and (self.direct or index > 0),
+            reads_below=self.in_place and index == 0,
             low_watermark=self.watermarks[0],
             high_watermark=self.watermarks[1],
+            gate=self._gate(index, blocks),
         )
         if memory:
             level.pool = SlotPool(traits.slots, null_slot=isinstance(tier, SupportsArray))
@@ -148,9 +174,27 @@ class Setup:
             level.slots.withdraw({*range(traits.slots)}.difference(*tier.geometry.slots_whole(level.granules)))
         return level
 
+    def _gate(self, index: int, blocks: int) -> Gate | None:
+        """Who is let into a tier, as `engine.gates` has it."""
+        budget = self.wear if self.shape[index] == "disk" else None
+        if self.admissions[index] == "always" and budget is None:
+            return None
+        rule = ADMISSIONS.get(self.admissions[index])(blocks)
+        return Gate(rule, blocks, None if budget is None else WearBudget(budget[1] * DAY_S, budget[0]))
+
     def _mean_bytes(self) -> int:
         specs = block_specs(self.model("any"))
         return sum(page_aligned(spec.block_bytes) for spec in specs) // len(specs)
+
+
+def _admission(rng: Random, index: int) -> str:
+    """Of a tier: mostly everybody, and whoever is written into the top tier."""
+    return rng.choice(ADMISSION_RULES) if index and rng.random() < CHOOSY else "always"
+
+
+def _wear(rng: Random) -> tuple[int, float]:
+    """A budget that is used up in a few batches, and saved up again in seconds, or hardly ever."""
+    return rng.choice((4, 16, 64)) * PAGE_BYTES, rng.choice((0.2, 2.0, 20.0)) * PAGE_BYTES
 
 
 def _pages_max(groups: Sequence[tuple[int, int]]) -> int:

@@ -24,12 +24,14 @@ SLOW_S = (0.05, 0.6, 4.0, 20.0)
 
 @dataclass(slots=True, eq=False)
 class Flying:
-    """A batch under way. `torn`: its target was touched; `done`: it was carried out, and nobody knows yet."""
+    """A batch under way. `torn`: its target was touched; `taken`: a device's stream has it, and the core knows;
+    `done`: it was carried out, and nobody knows yet."""
 
     batch: TransferBatch
     lane: tuple[int, str]
     due_s: float
     torn: bool = False
+    taken: bool = False
     done: BatchDone | None = None
 
     def __repr__(self) -> str:
@@ -38,6 +40,7 @@ class Flying:
         moved += [f"{len(batch.evict)} evictions"] if batch.evict else []
         moved += ["drop"] if batch.drop is not None else []
         moved += ["remap"] if batch.remap is not None else []
+        moved += [f"scrub of {len(batch.scrub)}"] if batch.scrub else []
         what = ", ".join(moved) or ("notes" if batch.sidecar else "question")
         return f"batch {batch.batch_id} ({batch.source}->{batch.target}: {what})"
 
@@ -95,6 +98,10 @@ class Underway:
         if flying.batch.remap is None and isinstance(target, SupportsSlots):
             for transfer in flying.batch.transfers:
                 target.slot(transfer.target_place)[: transfer.length_bytes] = TORN * transfer.length_bytes
+
+    def takeable(self) -> list[Flying]:
+        """Batches that a device's stream may take now."""
+        return [f for f in self.flying if f.batch.parts and not f.taken and f.done is None]
 
     def carry(self, flying: Flying) -> None:
         """Do what it says; its acknowledgement is on its way."""

@@ -16,6 +16,7 @@ from kvtier.engine.answers import Answer
 from kvtier.engine.breaker import Circuit
 from kvtier.engine.polled import Job
 from kvtier.errors import Asleep, DeviceLost, UsageError
+from kvtier.testing.exploring.budget import Budget, done_bytes, written_bytes
 from kvtier.testing.exploring.checks import Checks
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.dict_disk import DictDisk
@@ -24,16 +25,19 @@ from kvtier.testing.exploring.jobs import ForeignJobs
 from kvtier.testing.exploring.orders import OrderModel
 from kvtier.testing.exploring.questions import Questions
 from kvtier.testing.exploring.requests import Requests
+from kvtier.testing.exploring.scrubbing import Scrubbing
 from kvtier.testing.exploring.sessions import Sessions
 from kvtier.testing.exploring.setup import Setup
 from kvtier.testing.exploring.store import Disk, GlassDisk
 from kvtier.testing.exploring.truth import Truth
 from kvtier.testing.exploring.underway import Flying
+from kvtier.testing.exploring.waiting import note_waiting
 from kvtier.testing.faulty import INJECTED, Odds
 from kvtier.types import BlockKey, Outcome, Status, StoreKey, Transfer, TransferBatch, block_key_of
 
 EPOCHS = ("v1", "v2", "v3")
 BATCHES_MAX = 5000  # one after the other without an end
+TAKEN_FIRST = 0.5  # odds
 BLAMED = (Status.MISSING, Status.CORRUPT, Status.FAILED)
 
 
@@ -53,6 +57,7 @@ class World:
         else:
             self.medium = medium or DictDisk(setup.extents, setup.extent_pages)
         self.orders = OrderModel()
+        self.budget = None if setup.wear is None else Budget(*setup.wear)
         self.recent: list[tuple[int, int, int]] = []  # prompts that were asked for just now
         self.gone: dict[bytes, int] = {}  # by fingerprint: versions below were erased for good
         self.begin()
@@ -63,11 +68,12 @@ class World:
         setup = self.setup
         self.engine = ExploredEngine(setup, self.medium, self.clock, self.rng, self.odds, self.epoch, self.coverage)
         self.sessions = Sessions(self.engine)
-        self.requests = Requests(self.engine, self.truth, self.sessions)
+        self.requests = Requests(self.engine, self.truth, self.sessions, self.budget)
         self.jobs = ForeignJobs(self.engine, self.truth, self.requests)
         self.checks = Checks(self.engine, self.truth, self.medium)
         self.checks.gone.update(self.gone)
         self.blamed: set[StoreKey] = set()
+        self.scrubbing = Scrubbing(self.engine)
         self.questions = Questions(self.engine, self.truth, self.checks, self.blamed, self.gone)
         self.deaf = 0  # operations during which nobody fetches answers
         self._late = False
@@ -87,19 +93,20 @@ class World:
 
     # ------------------------------------------------------------ requests
 
-    def request(self, match: Match, blocks: int, deadline_s: float) -> str:
+    def request(self, match: Match, blocks: int, deadline_s: float, *, streamed: bool = False) -> str:
         """Reserve over a match."""
         keys = [key for row in match.keys.groups for key in row]
-        filling = {key for key in keys if self._state(key, 0) is State.FILLING}
+        filling = {key for key in keys if self._state(key, self.engine.goal) is State.FILLING}
         on_disk = {key for key in keys if self.lies_only_on_disk(key)}
         try:
-            ticket = self.requests.reserve(match, blocks, deadline_s)
+            ticket = self.requests.reserve(match, blocks, deadline_s, streamed=streamed)
         except UsageError as error:
             if isinstance(error, Asleep):
                 raise
             assert blocks * self.setup.groups[0][0] < match.tokens, "a reservation was refused as a mistake"
             return "refused: fewer blocks than the match has"
-        self.requests.note_waiting(ticket, filling, on_disk)
+        if ticket in self.requests.pending:
+            note_waiting(self.engine, self.requests.pending[ticket], filling, on_disk)
         return f"ticket {ticket}: {blocks} blocks over {match.tokens} tokens, within {deadline_s} s"
 
     def _state(self, key: BlockKey, tier: int) -> State:
@@ -112,7 +119,11 @@ class World:
 
     def lies_only_on_disk(self, key: BlockKey) -> bool:
         """Whether its fastest copy lies there."""
-        return self.engine.disk is not None and self._top(key) == self.engine.disk
+        return self.engine.disk is not None and self.lies_in(self.engine.disk, key)
+
+    def lies_in(self, tier: int, key: BlockKey) -> bool:
+        """Whether its fastest copy lies in this tier."""
+        return self._top(key) == tier
 
     def _handle(self, key: BlockKey) -> int | None:
         return self.engine.directory.find(StoreKey(self.engine.namespace.to_bytes(4, "big") + key))
@@ -187,7 +198,10 @@ class World:
     def plan(self) -> list[TransferBatch]:
         expiring = [match for match in self.requests.matches if match.expires_at_s <= self.clock.now()]
         prefetching = self._prefetching()
+        self.requests.admitted.planning()
         batches = self.engine.plan()
+        self.requests.admitted.planned(batches, self.clock.now())
+        self.scrubbing.planned(batches, self.clock.now())
         self.sessions.passed(self.clock.now())
         self._note_circuit()
         self.orders.planned([batch.batch_id for batch in batches if batch.sidecar and batch.target == self.engine.disk])
@@ -214,15 +228,20 @@ class World:
 
     def carry(self, flying: Flying) -> None:
         """A batch is carried out; nobody knows yet."""
+        batch, meter = flying.batch, self.engine.meter
+        budget = self.budget if batch.target == self.engine.disk else None
+        before_bytes = written_bytes(meter) if budget and meter else 0
         self.engine.underway.carry(flying)
         assert flying.done is not None
-        batch = flying.batch
+        if budget:
+            length_bytes = written_bytes(meter) - before_bytes if meter else done_bytes(flying)
+            budget.carried(batch, flying.done, length_bytes, self.clock.now())
         if batch.sidecar and batch.target == self.engine.disk:
             if flying.done.outcomes[-1].done:
                 self.orders.carried(batch.batch_id, batch.sidecar)
             else:
                 self.orders.disturbed()
-        for transfer, outcome in zip(batch.transfers, flying.done.outcomes, strict=False):
+        for transfer, outcome in zip(batch.scrub or batch.transfers, flying.done.outcomes, strict=False):
             if batch.source == self.engine.disk and outcome.status in BLAMED:
                 self._expect_blame(transfer, outcome)
                 self.blamed.add(transfer.key)
@@ -230,21 +249,21 @@ class World:
     def _expect_blame(self, transfer: Transfer, outcome: Outcome) -> None:
         """A block that can be found is where the directory says, unless the fault was made or its namespace erased."""
         real = outcome.status is Status.MISSING and outcome.detail != INJECTED
-        there = self.engine.directory.is_ready(transfer.handle, self.engine.disk or 0)
+        there = self.scrubbing.is_there(transfer)
         assert not (real and there), f"the disk does not find what the directory knows at {transfer.source_place}"
 
     def end(self, flying: Flying) -> None:
         if flying.done is None:
             self.carry(flying)
         self._note_failed(flying)
-        self.engine.end(flying)
+        self.scrubbing.end(flying)
         self._note_circuit()
 
     def _note_failed(self, flying: Flying) -> None:
         batch, done = flying.batch, flying.done
         assert done is not None
-        if batch.target < batch.source:
-            ends = zip(batch.transfers, done.outcomes, strict=False)
+        if batch.target < batch.source or batch.scrub:
+            ends = zip(batch.scrub or batch.transfers, done.outcomes, strict=False)
             self.requests.note_failed({block_key_of(transfer.key) for transfer, outcome in ends if not outcome.done})
 
     def run(self) -> int:
@@ -255,10 +274,16 @@ class World:
             if not endable:
                 self._look_at_order()
                 return ended
-            self.end(self.rng.choice(endable))
+            self._end_or_take(self.rng.choice(endable))
             if not self.deaf:
                 self.listen()
         raise AssertionError(f"still moving after {BATCHES_MAX} batches")
+
+    def _end_or_take(self, flying: Flying) -> None:
+        if flying in self.engine.underway.takeable() and self.rng.random() < TAKEN_FIRST:
+            self.engine.enqueue(flying)
+        else:
+            self.end(flying)
 
     def _look_at_order(self) -> None:
         """If nothing is in its way, the order of the disk is written down in time."""
@@ -304,7 +329,8 @@ class World:
 
     def check(self) -> None:
         """Everything that must hold between two operations."""
-        slots = [slot for held in self.requests.leases.values() for group in held.lease.record.slots for slot in group]
+        rows = [row for held in self.requests.leases.values() for row in held.lease.record.slots]
+        slots = [slot for row in rows for slot in row if slot >= 0]
         job_slots = [slot for running in self.jobs.running.values() for slot in running.job.slots]
         waiting = [pending for pending in self.requests.pending.values() if not pending.cancelled]
         unanswered = sum(p.slots for p in [*waiting, *(running.pending for running in self.jobs.running.values())])
