@@ -174,15 +174,18 @@ class Demotions:
         ]
 
     def _past(self, tier: int, handles: list[int], now_s: float) -> TransferBatch | None:
-        """For a flush: straight to the disk, where nothing of the memory between is to be had but what others hold."""
+        """For a flush: straight to the disk, where nothing of the memory between is to be had: others hold it, or it is
+        full of blocks of another size, for which the disk has no place."""
         lowest = len(self._residency.levels) - 1
         level, between = self._residency.levels[lowest], range(tier + 1, lowest)
         can = level.persistent and self._residency.levels[tier].host_addressable
         if not can or not self.flushes.owes(handles[0]):
             return None
-        if any(self._directory.idle[t] or self._residency.levels[t].slots.slots_free for t in between):
+        waiting = self._directory.idle_clean if level.refused else self._directory.idle
+        if any(waiting[t] or self._residency.levels[t].slots.slots_free for t in between):
             return None
-        if now_s < level.blocked_until_s or not self._may_start((tier, lowest)):
+        paused = now_s < level.blocked_until_s and (level.failures > 0 or not level.refused)
+        if paused or not self._may_start((tier, lowest)):
             return None
         fit = [handle for handle in handles if self._directory.state(handle, lowest) is State.GONE]
         return self._to_disk((tier, lowest), fit, now_s) if fit else None
