@@ -1,10 +1,11 @@
 """The planted bugs that the explorer must see. docs/testing.md has the seed that caught each.
 
-Two lists: the four bugs that such an engine must never have, some of them at more than one place, chosen by hand; and
-those of the first thirty of `draw` that a seed caught, taken over as text, so that they stay what they are while the
-sources move. Their names are their numbers.
+Three lists: the four bugs that such an engine must never have, some of them at more than one place, and those of
+`evidence`, chosen by hand; and those of the first thirty of `draw` that a seed caught, taken over as text, so that they
+stay what they are while the sources move. Their names are their numbers.
 """
 
+from tests.mutants.evidence import EVIDENCE
 from tests.mutants.mutant import Mutant
 
 NAMED = (
@@ -187,4 +188,4 @@ DRAWN = (
         "a drop that failed is reported as durable, and one that was done as failed",
     ),
 )
-MUTANTS = (*NAMED, *DRAWN)
+MUTANTS = (*NAMED, *EVIDENCE, *DRAWN)

@@ -7,8 +7,6 @@ never before, and of what is under way no more than the blocks; a restart goes o
 Units: bytes, seconds of simulated time.
 """
 
-from collections.abc import Sequence
-
 from kvtier.testing.exploring.underway import Flying
 from kvtier.tiers.base import SupportsMeter
 from kvtier.types import BatchDone, TransferBatch
@@ -62,5 +60,5 @@ def written_bytes(meter: SupportsMeter) -> int:
 
 def done_bytes(flying: Flying) -> int:
     """Of the blocks that it has moved."""
-    outcomes: Sequence[object] = () if flying.done is None else flying.done.outcomes
+    outcomes = () if flying.done is None else flying.done.outcomes
     return sum(t.length_bytes for t, outcome in zip(flying.batch.transfers, outcomes, strict=False) if outcome.done)
