@@ -4,7 +4,7 @@ import pytest
 
 from kvtier.cache import leases, residency
 from kvtier.cache.transitions import MOVES
-from kvtier.engine import demotion, flushes, reservations, resizing
+from kvtier.engine import demotion, flushes, reservations, resizing, settlement
 from kvtier.testing import explore
 from kvtier.testing.exploring.coverage import CANCEL_POINTS, Coverage
 from kvtier.testing.exploring.dict_disk import DictDisk
@@ -187,12 +187,12 @@ def test_a_flush_that_counts_what_it_has_saved_as_failed_is_seen(monkeypatch):
 
 def test_a_prefix_that_is_cut_for_no_reason_is_seen(monkeypatch):
     """Half of what was loaded is computed once more, and the explorer takes that for a legal miss."""
-    ready = reservations.Reservations._tokens_ready
+    ready = settlement.Settlement._tokens_ready
 
     def half(self, record):
         return ready(self, record) // 16 * 8 if any(map(any, record.sources)) else ready(self, record)
 
-    monkeypatch.setattr(reservations.Reservations, "_tokens_ready", half)
+    monkeypatch.setattr(settlement.Settlement, "_tokens_ready", half)
     assert "is cut for no reason" in first_failure(range(SEEN_WITHIN))
 
 
