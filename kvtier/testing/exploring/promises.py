@@ -81,12 +81,13 @@ class Promises:
         now_s = self._engine.clock.now()
         return Promise(self._resident(match), self._found(match), now_s, patience_s, self._breaker_cuts())
 
-    def expect_room_used(self, ticket: int) -> None:
+    def expect_room_used(self, ticket: int, match: Match) -> None:
         """Who is refused at once finds too few slots that are free or that nobody holds, whatever is kept for whom."""
         core, directory = self._engine.core, self._engine.directory
         refused = [answer for of, answer in core._leases.ended if of == ticket and isinstance(answer, NoRoom)]
         if refused:
-            idle = sum(not directory.is_held(handle, 0) for handle in directory.ready_in(0))
+            own = {handle for row in match.prefix.handles for handle in row}  # not to make room for itself
+            idle = sum(not directory.is_held(handle, 0) for handle in directory.ready_in(0) if handle not in own)
             there = core.residency.levels[0].slots.slots_free + idle
             needed = refused[0].slots_needed
             assert there < needed, f"ticket {ticket} is refused for {needed} slots, {there} could be had"

@@ -92,7 +92,7 @@ class Requests:
         pending = self.pending[ticket]
         pending.promise, pending.session, pending.streamed = promise, match.session, streamed
         self.found_for(ticket, match)
-        self._promises.expect_room_used(ticket)
+        self._promises.expect_room_used(ticket, match)
         return ticket
 
     def found_for(self, ticket: int, match: Match) -> None:
