@@ -34,16 +34,18 @@ Snapshot (framed as in `snapshot.py`): f64 p, u32 c; T1, T2, E1, E2, B1, B2, the
 `_counted`.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.allocator.rings import NOWHERE, Rings
+from kvtier.allocator.rings import NOWHERE
 from kvtier.errors import InvariantError
 from kvtier.policies.base import Access, Hint
+from kvtier.policies.orders import Orders, as_batch
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
@@ -61,14 +63,14 @@ class ARC:
         """blocks: how many the tier holds. Raises InvariantError if that is negative."""
         self.p = 0.0
         self._blocks = 0
-        self._rings = Rings(len(_LISTS))
+        self._orders = Orders(len(_LISTS))
         self._sizes = SizeClasses()
         self._counted: set[int] = set()
         self._dropped: dict[int, None] = {}  # ghosts given up that `forgotten` has not told of, in order
         self.resize(blocks)
 
     def __len__(self) -> int:
-        lens = self._rings.lens
+        lens = self._orders.lens
         return lens[_T1] + lens[_T2] + lens[_E1] + lens[_E2]
 
     # ------------------------------------------------------------ what happened
@@ -79,55 +81,75 @@ class ARC:
         FILL and RELEASE of a resident are no second access: it becomes the most recent of its own list.
         Raises InvariantError for a size class that is not a u32.
         """
-        rings = self._rings
+        orders, batch = self._orders, as_batch(handles)
         if access is _REUSE:
             # Case I, x in T1 or T2: a hit. It has been seen at least twice now: to the young end of T2.
-            rings.move(handles, _T2, sources=_RESIDENT)
+            orders.move(batch, _T2, sources=_RESIDENT)
             return
-        back = rings.lens[_E1] + rings.lens[_E2] > 0  # of these some may come back into T1, which trims nothing
+        back = orders.lens[_E1] + orders.lens[_E2] > 0  # of these some may come back into T1, which trims nothing
         if access is _RELEASE:
-            rings.move(handles, _T1, sources=(_T1, *_ENDED))
-            rings.move(handles, _T2, sources=(_T2,))
+            orders.move(batch, _T1, sources=_ENDED)
+            orders.move(batch, _T2, sources=())
         else:
-            self._sizes.assign(handles, size_class)
-            entrance = _T1 if access is _FILL else _T2
-            for handle in handles:
-                rings.move((handle,), self._destination(handle, entrance))
+            self._sizes.assign(batch, size_class)
+            alone = len(set(handles)) == len(handles)
+            for part in (handles,) if alone else ((handle,) for handle in handles):
+                self._enter(part, _T1 if access is _FILL else _T2)
         if back:
             self._trim()
 
-    def _destination(self, handle: int, entrance: int) -> int:
-        """The list that a handle with new content enters, after making room there and noting a ghost's return."""
-        ring = self._rings.ring_of(handle)
-        if ring == NOWHERE:
-            # Case IV, x in none of the lists: to the young end of T1. If it was used in another tier, then to that of
-            # T2, as if it had been in T1 meanwhile; T1 and B1 have nothing to do with it.
-            self._trim(entrance)
-            return entrance
-        if ring in _GHOST:
-            # Cases II and III, x in B1 or B2: it would have been a hit in a larger T1 or T2. To the young end of T2.
-            self.p = self._adapted(handle, ring)
-            self._counted.discard(handle)
-            return _T2
-        if ring in _ENDED:
-            return entrance
-        return max(ring, entrance)  # resident: in its own list, or in T2 once it brings its frequency along
+    def _enter(self, handles: Sequence[int], entrance: int) -> None:
+        """Handles with new content, all different, enter a list; room is made, and the return of ghosts noted."""
+        for ring, run in self._runs(handles):
+            if ring == NOWHERE:
+                # Case IV, x in none of the lists: to the young end of T1. If it was used in another tier, then to that
+                # of T2, as if it had been in T1 meanwhile; T1 and B1 have nothing to do with it.
+                self._orders.move(run, entrance)
+                self._trim()
+            elif ring in _GHOST:
+                # Cases II and III, x in B1 or B2: a hit in a larger T1 or T2. To the young end of T2.
+                for gone, handle in enumerate(run):
+                    self.p = self._adapted(handle, ring, gone)
+                    self._counted.discard(handle)
+                self._orders.move(run, _T2)
+            elif ring in _ENDED:
+                self._orders.move(run, entrance)
+            else:  # resident: in its own list, or in T2 once it brings its frequency along
+                self._orders.move(run, max(ring, entrance))
 
-    def _adapted(self, ghost: int, ring: int) -> float:
-        """What p becomes at the return of a ghost in B1 or B2: it moves by more, the smaller that list is."""
+    def _runs(self, handles: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """Neighbours in the same list, as it is when their turn comes: what precedes them may have trimmed a ghost."""
+        start = at = 0
+        while start < len(handles):
+            where, known = self._orders.where, len(self._orders.where)
+            ring = self._orders.ring_of(handles[start])
+            for at in range(start + 1, len(handles)):
+                handle = handles[at]
+                if (where[handle] if 0 <= handle < known else NOWHERE) != ring:
+                    break
+            else:
+                at = len(handles)
+            yield ring, handles[start:at]
+            start = at
+
+    def _adapted(self, ghost: int, ring: int, gone: int = 0) -> float:
+        """What p becomes at the return of a ghost in B1 or B2: it moves by more, the smaller that list is.
+
+        gone: as if so many had left that list already.
+        """
         if ghost in self._counted:
             return self.p
-        recent, frequent = self._rings.lens[_B1], self._rings.lens[_B2]
+        recent, frequent = self._orders.lens[_B1], self._orders.lens[_B2]
         if ring == _B1:
-            return min(float(self._blocks), self.p + max(frequent / recent, 1.0))
-        return max(0.0, self.p - max(recent / frequent, 1.0))
+            return min(float(self._blocks), self.p + max(frequent / (recent - gone), 1.0))
+        return max(0.0, self.p - max(recent / (frequent - gone), 1.0))
 
     def hint(self, handles: Sequence[int], hint: Hint) -> int:
         """Residents that are not expected again join E1 or E2; when others return does not matter here."""
         if not hint.ends:
             return 0
-        ended = [handle for handle in dict.fromkeys(handles) if self._rings.ring_of(handle) in _RESIDENT]
-        self._rings.move(ended, _E2 if hint.shared else _E1)
+        ended = [handle for handle in dict.fromkeys(handles) if self._orders.ring_of(handle) in _RESIDENT]
+        self._orders.move(ended, _E2 if hint.shared else _E1)
         return len(ended)
 
     # ------------------------------------------------------------ who leaves
@@ -143,22 +165,20 @@ class ARC:
         if not 0 < count <= len(self):
             return []
         ended: list[int] = []
-        if self._rings.lens[_E1] or self._rings.lens[_E2]:
-            waiting = chain(self._rings.walk(_E1), self._rings.walk(_E2))
+        if self._orders.lens[_E1] or self._orders.lens[_E2]:
+            waiting = chain(self._orders.walk(_E1), self._orders.walk(_E2))
             ended = list(islice(self._sizes.eligible(waiting, pinned, size_class), count))
             count -= len(ended)
         ring, p = NOWHERE, self.p
-        if incoming is not None and (ring := self._rings.ring_of(incoming)) in _GHOST:
+        if incoming is not None and (ring := self._orders.ring_of(incoming)) in _GHOST:
             p = self._adapted(incoming, ring)
-        recent, from_t1 = self._rings.lens[_T1], 0
         # REPLACE: T1 gives if it is larger than p, or just as large and x comes from B2; else T2.
-        while from_t1 < count and recent >= 1 and (recent > p or (ring == _B2 and recent == p)):
-            from_t1 += 1
-            recent -= 1
-        eligible = self._sizes.eligible(self._rings.walk(_T1), pinned, size_class)
+        kept = ceil(p) - 1 if ring == _B2 else floor(p)
+        from_t1 = min(count, max(0, self._orders.lens[_T1] - max(0, kept)))
+        eligible = self._sizes.eligible(self._orders.walk(_T1), pinned, size_class)
         chosen = list(islice(eligible, from_t1))
         if len(chosen) < count:
-            in_t2 = self._sizes.eligible(self._rings.walk(_T2), pinned, size_class)
+            in_t2 = self._sizes.eligible(self._orders.walk(_T2), pinned, size_class)
             chosen += islice(in_t2, count - len(chosen))
         chosen += islice(eligible, count - len(chosen))
         return ended + chosen if len(chosen) == count else []
@@ -168,19 +188,21 @@ class ARC:
 
         Raises InvariantError for one that is not resident.
         """
-        rings = self._rings
-        if incoming is not None and (ring := rings.ring_of(incoming)) in _GHOST:
+        orders = self._orders
+        if incoming is not None and (ring := orders.ring_of(incoming)) in _GHOST:
             self.p = self._adapted(incoming, ring)
             self._counted.add(incoming)
         overfull = len(self) > self._blocks
-        for handle in handles:
-            ring = rings.ring_of(handle)
+        for ring, run in self._runs(handles):
             if ring not in _RESIDENT:
-                raise InvariantError(f"arc: {handle} is not resident")
+                raise InvariantError(f"arc: {run[0]} is not resident")
+            left = orders.lens[ring] - len(run)
             if ring in _ENDED:
-                rings.remove(handle)
+                orders.remove_all(run)
             else:
-                rings.move((handle,), _B1 if ring == _T1 else _B2)
+                orders.move(run, _B1 if ring == _T1 else _B2)
+            if orders.lens[ring] != left:
+                raise InvariantError(f"arc: one of {len(run)} handles leaves twice")
         if overfull:  # else the ghosts had room before, and have it still
             self._trim()
 
@@ -191,20 +213,21 @@ class ARC:
         for handle in handles:
             self._dropped.pop(handle, None)
             if self.remembers(handle):
-                self._rings.remove(handle)
+                self._orders.remove(handle)
                 self._counted.discard(handle)
 
     def remembers(self, handle: int) -> bool:
         """Whether the handle is resident or a ghost."""
-        return self._rings.ring_of(handle) != NOWHERE
+        return self._orders.ring_of(handle) != NOWHERE
 
     def ghosts(self) -> list[int]:
         """Those of B1, then those of B2, oldest first of each."""
-        return [*self._rings.walk(_B1), *self._rings.walk(_B2)]
+        return [*self._orders.walk(_B1), *self._orders.walk(_B2)]
 
     def forgotten(self) -> list[int]:
         """Ghosts given up since the last call, oldest first; one that came back meanwhile is not among them."""
-        gone = [handle for handle in self._dropped if not self.remembers(handle)]
+        where, known = self._orders.where, len(self._orders.where)
+        gone = [handle for handle in self._dropped if handle >= known or where[handle] == NOWHERE]
         self._dropped.clear()
         return gone
 
@@ -216,30 +239,26 @@ class ARC:
         self.p = min(self.p, float(blocks))
         self._trim()
 
-    def _trim(self, entering: int = NOWHERE) -> None:
-        """Give up the oldest ghosts until |T1| + |B1| <= c and all lists <= 2c, after one more enters that list."""
-        lens, recent_max, total_max = self._rings.lens, self._blocks, 2 * self._blocks
-        if entering != NOWHERE:
-            recent_max -= entering == _T1
-            total_max -= 1
-        # Case IV A, |T1| + |B1| = c: the oldest of B1 goes.
-        while lens[_B1] and lens[_T1] + lens[_B1] > recent_max:
-            self._drop(_B1)
-        # Case IV B, |T1| + |B1| < c and 2c in all: the oldest of B2 goes.
-        while sum(lens) > total_max and (lens[_B1] or lens[_B2]):
-            self._drop(_B2 if lens[_B2] else _B1)
+    def _trim(self) -> None:
+        """Give up the oldest ghosts until |T1| + |B1| <= c and all lists <= 2c."""
+        lens, blocks = self._orders.lens, self._blocks
+        # Case IV A, |T1| + |B1| > c: the oldest of B1 go.
+        self._drop(_B1, lens[_T1] + lens[_B1] - blocks)
+        # Case IV B, |T1| + |B1| <= c and more than 2c in all: the oldest of B2 go.
+        self._drop(_B2, sum(lens) - 2 * blocks)
+        self._drop(_B1, sum(lens) - 2 * blocks)
 
-    def _drop(self, ring: int) -> None:
-        ghost = self._rings.pop(ring)
-        assert ghost is not None  # the caller has counted
-        self._counted.discard(ghost)
-        self._dropped[ghost] = None
+    def _drop(self, ring: int, count: int) -> None:
+        if count > 0:
+            ghosts = self._orders.pop(ring, count)
+            self._counted.difference_update(ghosts)
+            self._dropped.update(dict.fromkeys(ghosts))
 
     # ------------------------------------------------------------ snapshots
 
     def snapshot(self) -> bytes:
         """p, c, the lists and the size classes, in the format above."""
-        lists = [list(self._rings.walk(ring)) for ring in _LISTS]
+        lists = [list(self._orders.walk(ring)) for ring in _LISTS]
         classes = [self._sizes[handle] for handle in chain(*lists[:4])]
         return _FORMAT.pack((self.p, self._blocks), [*lists, classes, sorted(self._counted)])
 
@@ -257,10 +276,10 @@ class ARC:
         if not 0.0 <= p <= blocks or not set(counted) <= {*lists[4], *lists[5]}:
             raise _FORMAT.damaged("its p is not within 0 .. c, or a ghost that came back is none")
         before = dict.fromkeys(chain(self._dropped, self.ghosts()))
-        self._rings, self._sizes = Rings(len(_LISTS)), SizeClasses()
+        self._orders, self._sizes = Orders(len(_LISTS)), SizeClasses()
         named = names != NO_NAME
         for ring, part, there in zip(_LISTS, *(_by_list(column, lists) for column in (names, named)), strict=True):
-            self._rings.fill(ring, part[there])
+            self._orders.move(part[there], ring)
         residents = named[: len(classes)]
         self._sizes.assign_each(names[: len(classes)][residents], np.asarray(classes)[residents])
         self.p = p
@@ -271,23 +290,23 @@ class ARC:
 
     def sizes_of(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
         """The size class of each, -1 for one that is not resident."""
-        return self._sizes.of_residents(handles, self._rings.marked(handles, _RESIDENT))
+        return self._sizes.of_residents(handles, self._orders.marked(handles, _RESIDENT))
 
     # ------------------------------------------------------------ checks
 
     def check(self) -> list[str]:
         """Recount the lists, and hold p, the ghosts and the size classes to what is promised above."""
-        findings = [f"arc: {finding}" for finding in self._rings.check()]
+        findings = [f"arc: {finding}" for finding in self._orders.check()]
         if findings:
             return findings
-        lens, blocks = self._rings.lens, self._blocks
+        lens, blocks = self._orders.lens, self._blocks
         if lens[_T1] + lens[_B1] > max(blocks, lens[_T1]) or sum(lens) > max(2 * blocks, len(self)):
             findings.append(f"arc: lists of {lens[1:]} are too long for {blocks} blocks")
         if not 0.0 <= self.p <= blocks:
             findings.append(f"arc: p is {self.p}, not within 0 .. {blocks}")
         if not self._counted <= set(self.ghosts()):
             findings.append("arc: the return of a handle that is no ghost was noted")
-        if any(handle >= len(self._sizes) for ring in _RESIDENT for handle in self._rings.walk(ring)):
+        if any(handle >= len(self._sizes) for ring in _RESIDENT for handle in self._orders.walk(ring)):
             findings.append("arc: a resident handle without a size class")
         return findings
 

@@ -17,8 +17,9 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.allocator.rings import NOWHERE, Rings
+from kvtier.allocator.rings import NOWHERE
 from kvtier.policies.base import Access, Hint
+from kvtier.policies.orders import Orders, as_batch
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
@@ -32,37 +33,38 @@ class LRU:
 
     def __init__(self, blocks: int) -> None:
         """blocks: how many the tier holds, which does not matter here."""
-        self._rings = Rings(len(_LISTS))
+        self._orders = Orders(len(_LISTS))
         self._sizes = SizeClasses()
 
     def __len__(self) -> int:
-        return sum(self._rings.lens)
+        return sum(self._orders.lens)
 
     def touch(self, handles: Sequence[int], access: Access, size_class: int = 0) -> None:
         """Move handles to the end, in the given order. FILL and MOVED make them resident and set their size class.
 
         Raises InvariantError for a size class that is not a u32.
         """
+        batch = as_batch(handles)
         if access is _REUSE or access is _RELEASE:
-            self._rings.move(handles, _ORDER, sources=_LISTS)
+            self._orders.move(batch, _ORDER, sources=_LISTS)
         else:
-            self._sizes.assign(handles, size_class)
-            self._rings.move(handles, _ORDER)
+            self._sizes.assign(batch, size_class)
+            self._orders.move(batch, _ORDER)
 
     def hint(self, handles: Sequence[int], hint: Hint) -> int:
         """Those that are not expected again leave before all others; when others return does not matter here."""
         if not hint.ends:
             return 0
         ended = [handle for handle in dict.fromkeys(handles) if self.remembers(handle)]
-        self._rings.move(ended, _SHARED if hint.shared else _ENDED)
+        self._orders.move(ended, _SHARED if hint.shared else _ENDED)
         return len(ended)
 
     def _walk(self) -> Iterator[int]:
         """From the first to leave to the last."""
-        rings = self._rings
-        if len(self) == rings.lens[_ORDER]:
-            return rings.walk(_ORDER)
-        return chain.from_iterable(map(rings.walk, _LISTS))
+        orders = self._orders
+        if len(self) == orders.lens[_ORDER]:
+            return orders.walk(_ORDER)
+        return chain.from_iterable(map(orders.walk, _LISTS))
 
     def candidates(
         self, count: int, pinned: Container[int] = (), size_class: int | None = None, incoming: int | None = None
@@ -75,15 +77,15 @@ class LRU:
 
     def evict(self, handles: Sequence[int], incoming: int | None = None) -> None:
         """These leave. Raises InvariantError for one that is not resident."""
-        self._rings.remove_all(handles)
+        self._orders.remove_all(handles)
 
     def forget(self, handles: Sequence[int]) -> None:
         """These are gone; unknown ones are ignored."""
-        self._rings.remove_all(handle for handle in dict.fromkeys(handles) if self.remembers(handle))
+        self._orders.remove_all([handle for handle in dict.fromkeys(handles) if self.remembers(handle)])
 
     def remembers(self, handle: int) -> bool:
         """Whether the handle is resident."""
-        return self._rings.ring_of(handle) != NOWHERE
+        return self._orders.ring_of(handle) != NOWHERE
 
     def ghosts(self) -> list[int]:
         """None: who leaves is not remembered."""
@@ -98,7 +100,7 @@ class LRU:
 
     def snapshot(self) -> bytes:
         """The order and the size classes, in the format above."""
-        lists = [list(self._rings.walk(ring)) for ring in _LISTS]
+        lists = [list(self._orders.walk(ring)) for ring in _LISTS]
         return _FORMAT.pack((), [*lists, [self._sizes[handle] for handle in chain(*lists)]])
 
     def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:
@@ -111,19 +113,19 @@ class LRU:
         if len(names) != len(classes):
             raise _FORMAT.damaged(f"{len(names)} handles with {len(classes)} size classes")
         named = names != NO_NAME
-        self._rings, self._sizes = Rings(len(_LISTS)), SizeClasses()
+        self._orders, self._sizes = Orders(len(_LISTS)), SizeClasses()
         ends = np.cumsum([len(members) for members in lists])[:-1]
         for ring, part, there in zip(_LISTS, np.split(names, ends), np.split(named, ends), strict=True):
-            self._rings.fill(ring, part[there])
+            self._orders.move(part[there], ring)
         self._sizes.assign_each(names[named], np.asarray(classes)[named])
 
     def sizes_of(self, handles: NDArray[np.int64]) -> NDArray[np.int64]:
         """The size class of each, -1 for one that is not resident."""
-        return self._sizes.of_residents(handles, self._rings.marked(handles, _LISTS))
+        return self._sizes.of_residents(handles, self._orders.marked(handles, _LISTS))
 
     def check(self) -> list[str]:
         """Recount the order; every member needs a size class."""
-        findings = [f"lru: {finding}" for finding in self._rings.check()]
+        findings = [f"lru: {finding}" for finding in self._orders.check()]
         if not findings and any(handle >= len(self._sizes) for handle in self._walk()):
             findings.append("lru: a resident handle without a size class")
         return findings

@@ -6,6 +6,7 @@ Units:   bytes, rounded by whoever assigns them; handles.
 
 from array import array
 from collections.abc import Container, Iterator, Sequence
+from itertools import filterfalse
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +30,17 @@ class SizeClasses:
     def __getitem__(self, handle: int) -> int:
         return self._column[handle]
 
-    def assign(self, handles: Sequence[int], size_class: int) -> None:
+    def assign(self, handles: Sequence[int] | NDArray[np.int64], size_class: int) -> None:
         """These have this size class. Raises InvariantError if it is not a u32, or one of them no handle."""
         if not 0 <= size_class <= SIZE_CLASS_MAX:
             raise InvariantError(f"size class {size_class} is not within 0 .. {SIZE_CLASS_MAX}")
         column = self._column
         cells = len(column)
+        if isinstance(handles, np.ndarray):
+            lowest, top = int(handles.min()), int(handles.max())
+            stretch(column, grown(cells, lowest if lowest < 0 else top) if top >= cells else cells)
+            np.frombuffer(column, np.uint32)[handles] = size_class
+            return
         for handle in handles:
             if not 0 <= handle < cells:
                 stretch(column, grown(cells, handle))
@@ -58,6 +64,6 @@ class SizeClasses:
     def eligible(self, handles: Iterator[int], pinned: Container[int], size_class: int | None) -> Iterator[int]:
         """Those of `handles` that are not pinned and of that class (None: any), in order, none sought in advance."""
         if size_class is None:
-            return handles if pinned == () else (handle for handle in handles if handle not in pinned)
+            return handles if pinned == () else filterfalse(pinned.__contains__, handles)
         column = self._column
         return (handle for handle in handles if column[handle] == size_class and handle not in pinned)

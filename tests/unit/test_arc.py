@@ -246,11 +246,11 @@ def test_restoring_tells_of_the_ghosts_before() -> None:
 @pytest.mark.parametrize(
     ("damage", "finding"),
     [
-        (lambda policy: policy._rings.lens.__setitem__(1, 7), "7 counted"),
+        (lambda policy: policy._orders.lens.__setitem__(1, 7), "7 counted"),
         (lambda policy: setattr(policy, "_blocks", 1), "too long"),
         (lambda policy: setattr(policy, "p", 4.5), "p is 4.5"),
         (lambda policy: policy._counted.add(1), "no ghost"),
-        (lambda policy: policy._rings.move([99], 1), "without a size class"),
+        (lambda policy: policy._orders.move([99], 1), "without a size class"),
     ],
 )
 def test_check_sees_damage(damage, finding) -> None:

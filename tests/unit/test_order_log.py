@@ -415,7 +415,7 @@ def test_a_policy_that_broke_is_not_used(monkeypatch):
     assert recall(disk.notes) is not None
 
     def broken(self, handles, access, size_class=0):
-        self._rings.lens[1] += 1
+        self._orders.lens[1] += 1
         raise ValueError
 
     monkeypatch.setattr(LRU, "touch", broken)
