@@ -15,8 +15,10 @@ ghosts: else a class that is never kept could not prove itself.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import chain, pairwise
+from itertools import chain, compress, groupby, pairwise
 from math import exp
+
+import numpy as np
 
 from kvtier.allocator.rings import NOWHERE
 from kvtier.errors import InvariantError
@@ -27,6 +29,7 @@ from kvtier.policies.density.fronts import NOBODY, Fronts
 from kvtier.policies.density.hazards import Hazards
 from kvtier.policies.density.keeping import pack_hazards, unpack_hazards
 from kvtier.policies.list_policy import ListPolicy
+from kvtier.policies.orders import Orders, as_batch
 
 GHOSTS_PER_BLOCK = 4  # with 2, a tenth of the gain is lost
 _LEARN_EVERY_MIN = 2500  # accesses; the table takes milliseconds to make
@@ -34,11 +37,14 @@ _LEARN_SHARE = 4  # or when so large a part of what the tier holds was accessed
 _HISTORY = 50  # what was learned fades over as many accesses as the tier holds blocks, times this
 _HISTORY_MIN = 400_000  # accesses; a small tier sees little of each class
 _GHOSTS = CLASSES + 1
+_RESIDENT = frozenset(range(1, CLASSES + 1))
 _REUSE, _RELEASE = Access.REUSE, Access.RELEASE  # asking the Enum takes 100 ns each time
 
 
 class HitDensity(ListPolicy):
     """Policy `hit_density`. Touching costs O(1) per handle, candidates O(classes) and O(log classes) for each."""
+
+    _rings: Orders
 
     def __init__(self, blocks: int) -> None:
         """blocks: how many the tier holds. Raises InvariantError if that is negative."""
@@ -47,6 +53,9 @@ class HitDensity(ListPolicy):
         self._hazards = Hazards()
         super().__init__(blocks, "hit_density", resident=CLASSES, ghost=1, columns=("B", "q"))
         self._learn_at = self._learn_every
+
+    def _empty_lists(self) -> Orders:
+        return Orders(len(self._lists))
 
     @property
     def _learn_every(self) -> int:
@@ -74,24 +83,24 @@ class HitDensity(ListPolicy):
     def _note(self, handles: Sequence[int], access: Access, enters: bool) -> None:
         """Neighbours mostly have one history: such a run is counted and moved as one."""
         where, (classes, times) = self._rings.where, self._columns
-        known = len(where)
+        known, reuse = len(where), access is _REUSE
         new: list[int] = []
         run: list[int] = []
-        run_history = (NOWHERE, 0, False)
+        run_class, run_time, run_used = NOWHERE, 0, False
         for handle in handles:
             ring = where[handle] if 0 <= handle < known else NOWHERE
             if ring == NOWHERE or (ring == _GHOSTS and not enters):
                 if enters:
                     new.append(handle)
                 continue
-            history = classes[handle], times[handle], access is _REUSE or ring == _GHOSTS
-            if history != run_history:
+            class_, time, used = classes[handle], times[handle], reuse or ring == _GHOSTS
+            if time != run_time or class_ != run_class or used != run_used:
                 if run:
-                    self._note_run(run, *run_history, access)
-                run, run_history = [], history
+                    self._note_run(run, run_class, run_time, run_used, access)
+                run, run_class, run_time, run_used = [], class_, time, used
             run.append(handle)
         if run:
-            self._note_run(run, *run_history, access)
+            self._note_run(run, run_class, run_time, run_used, access)
         if new:
             self._put(new, FIRST if access is Access.FILL else MOVED)
 
@@ -109,12 +118,16 @@ class HitDensity(ListPolicy):
 
     def _put(self, handles: Sequence[int], class_: int) -> None:
         """These are of this class, used last at this time, and in no census and front."""
-        (classes, times), now = self._columns, self._now
-        for handle in handles:
-            classes[handle], times[handle] = class_, now
+        (classes, times), now, batch = self._columns, self._now, as_batch(handles)
+        if isinstance(batch, np.ndarray):
+            np.frombuffer(classes, np.uint8)[batch] = class_
+            np.frombuffer(times, np.int64)[batch] = now
+        else:
+            for handle in handles:
+                classes[handle], times[handle] = class_, now
         self._census.add(class_, now, len(handles))
         self._fronts.came(class_)
-        self._rings.move(handles, class_)
+        self._rings.move(batch, class_)
 
     def hint(self, handles: Sequence[int], hint: Hint) -> int:
         """The residents among these are of a class of their own until they are used again. Returns how many."""
@@ -147,43 +160,53 @@ class HitDensity(ListPolicy):
     def _leaving(self, pinned: Container[int], size_class: int | None, incoming: int | None) -> Iterator[int]:
         now, (_, times), worth = self._now, self._columns, self._hazards.worth
         fronts = []
-        for class_ in self._resident:
-            if self._rings.lens[class_]:
-                members = self._sizes.eligible(self._rings.walk(class_), pinned, size_class)
-                for handle in members:
-                    fronts.append((worth(class_, now - times[handle]), times[handle], class_, handle, members))
-                    break
+        for class_ in compress(self._resident, self._rings.lens[1:]):
+            members = self._sizes.eligible(self._rings.walk(class_), pinned, size_class)
+            for handle in members:
+                fronts.append((worth(class_, now - times[handle]), times[handle], class_, handle, members))
+                break
         heapify(fronts)
         while fronts:
-            _, _, class_, handle, members = fronts[0]
+            _, time, class_, handle, members = fronts[0]
             yield handle
-            following = next(members, NOBODY)
-            if following == NOBODY:
-                heappop(fronts)
+            for following in members:
+                if times[following] != time:
+                    time = times[following]
+                    heapreplace(fronts, (worth(class_, now - time), time, class_, following, members))
+                    break
+                yield following  # as old as the one before, and so worth as little
             else:
-                time = times[following]
-                heapreplace(fronts, (worth(class_, now - time), time, class_, following, members))
+                heappop(fronts)
 
     def evict(self, handles: Sequence[int], incoming: int | None = None) -> None:
         """These become ghosts. Raises InvariantError, and changes nothing, for one that is not resident."""
-        rings = [self._rings.ring_of(handle) for handle in handles]
-        for handle, ring in zip(handles, rings, strict=True):
-            if ring not in self._resident:
-                raise InvariantError(f"hit_density: {handle} is not resident")
-            self._fronts.left((handle,), ring)
+        where, known, leaving = self._rings.where, len(self._rings.where), set(handles)
+        rings = {where[handle] if 0 <= handle < known else NOWHERE for handle in handles}
+        if len(leaving) != len(handles) or not rings <= _RESIDENT:
+            raise InvariantError(f"hit_density: one of {len(handles)} is not resident, or leaves twice")
+        for ring in rings:
+            self._fronts.left(leaving, ring)
         self._rings.move(handles, _GHOSTS)
         self._trim(incoming)
 
     def _removed(self, handle: int) -> None:
-        classes, times = self._columns
-        class_, time = classes[handle], times[handle]
-        self._hazards.note_loss(class_, self._now - time)
-        self._census.remove(class_, time)
+        class_, time = self._columns[0][handle], self._columns[1][handle]
+        self._lose(class_, time, 1)
         self._fronts.left((handle,), class_)
 
+    def _lose(self, class_: int, time: int, blocks: int) -> None:
+        """So many are not watched any more."""
+        self._hazards.note_loss(class_, self._now - time, blocks)
+        self._census.remove(class_, time, blocks)
+
     def _trim(self, incoming: int | None = None) -> None:
-        for _ in range(self._rings.lens[_GHOSTS] - GHOSTS_PER_BLOCK * self._blocks):
-            self._drop(_GHOSTS)
+        surplus = self._rings.lens[_GHOSTS] - GHOSTS_PER_BLOCK * self._blocks
+        if surplus > 0:
+            ghosts = self._rings.pop(_GHOSTS, surplus)
+            self._dropped.update(dict.fromkeys(ghosts))
+            classes, times = self._columns
+            for (class_, time), run in groupby(ghosts, lambda ghost: (classes[ghost], times[ghost])):
+                self._lose(class_, time, len(list(run)))
 
     def resize(self, blocks: int) -> None:
         """The tier holds so many blocks from now on. Raises InvariantError if that is negative."""

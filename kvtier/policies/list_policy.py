@@ -1,7 +1,7 @@
 """`ListPolicy`: what policies have in common that keep their blocks in several lists.
 
-Owns: the lists (`Rings`), the size classes, columns of numbers by handle, and which ghosts were given up. A policy
-adds what happens at a touch, the order of leaving, and where those go that leave.
+Owns: the lists (`Rings`, or `Orders`), the size classes, columns of numbers by handle, and which ghosts were given up.
+A policy adds what happens at a touch, the order of leaving, and where those go that leave.
 Always:  a handle is in one list at most; residents have a size class; ghosts are bounded by whoever adds them.
 Units:   handles, blocks.
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kvtier.allocator.rings import NOWHERE, Rings, grown, stretch
 from kvtier.errors import InvariantError
 from kvtier.policies.base import Access
+from kvtier.policies.orders import Orders
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
@@ -67,7 +68,7 @@ class ListPolicy(ABC):
     def _trim(self, incoming: int | None = None) -> None:  # noqa: B027  many need none
         """Give up ghosts until they are within bounds, before `incoming` enters if that is known."""
 
-    def _empty_lists(self) -> Rings:
+    def _empty_lists(self) -> Rings | Orders:
         """Of the kind that this policy needs."""
         return Rings(len(self._lists))
 
@@ -132,7 +133,7 @@ class ListPolicy(ABC):
         """Give up the oldest ghost of a list that has some."""
         ghost = next(self._rings.walk(ring))
         self._removed(ghost)
-        self._rings.pop(ring)
+        self._rings.remove(ghost)
         self._dropped[ghost] = None
 
     def resize(self, blocks: int) -> None:

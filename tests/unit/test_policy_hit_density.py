@@ -6,6 +6,7 @@ import pathlib
 import random
 from itertools import pairwise, takewhile
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,9 +151,9 @@ def test_what_is_learned_fades() -> None:
 
 @given(st.lists(st.tuples(st.just(0.0) | st.floats(1e-9, 5.0), st.floats(0.1, 50.0)), min_size=1, max_size=12))
 def test_the_worth_is_the_best_over_all_horizons(steps: list[tuple[float, float]]) -> None:
-    """A block would be given up shortly before it comes back: the hull misses the horizon that pays most."""
+    """A block would be given up shortly before it comes back: the horizon is missed that pays most."""
     rates, widths = [rate for rate, _ in steps], [width for _, width in steps]
-    worths = hazards_module._worths(rates, widths)
+    [worths] = hazards_module._worths(np.array([rates]), np.array(widths))
     for begin in range(len(steps)):
         best = uses = kept = 0.0
         alive = 1.0

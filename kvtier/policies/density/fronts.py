@@ -6,12 +6,12 @@ Always:  unless its class is in `_changed`, `_heads[class]` is the first of the 
 Units:   handles, times in accesses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from heapq import heapify, heappop, heappush
 
-from kvtier.allocator.rings import Rings
 from kvtier.policies.density.classes import CLASSES
 from kvtier.policies.density.hazards import Hazards
+from kvtier.policies.orders import Orders
 
 NOBODY = -1
 _Front = tuple[float, int, int]  # worth, time, class: in this order they compete
@@ -20,7 +20,7 @@ _Front = tuple[float, int, int]  # worth, time, class: in this order they compet
 class Fronts:
     """Hears of every block that leaves a class's list (`left`) or joins one (`came`)."""
 
-    def __init__(self, rings: Rings, times: Sequence[int], hazards: Hazards) -> None:
+    def __init__(self, rings: Orders, times: Sequence[int], hazards: Hazards) -> None:
         self._rings, self._times, self._hazards = rings, times, hazards
         self._heads = [NOBODY] * (CLASSES + 1)
         self._changed: set[int] = set(range(1, CLASSES + 1))
@@ -28,7 +28,7 @@ class Fronts:
         self._order: list[_Front] = []  # a heap; an entry counts if it is the class's own
         self._until: list[tuple[int, _Front]] = []  # a heap of times at which worths change
 
-    def left(self, handles: Sequence[int], class_: int) -> None:
+    def left(self, handles: Container[int], class_: int) -> None:
         """These are not in the list of that class any more, or at its end now."""
         if self._heads[class_] in handles:
             self._changed.add(class_)

@@ -13,16 +13,17 @@ is that of LRU.
 
 Worth. At age x it is the greatest, over all ages y > x, of expected uses by y over the expected time that the block is
 kept until it is used or reaches y (the index of Gittins). With F(y) = P(used by y) and T(y) = that time, this is the
-steepest line from (T(x), F(x)) to a later point of the curve: one upper hull, built from the right, gives all ages.
+steepest line from (T(x), F(x)) to a later point of the curve.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from math import expm1
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtier.policies.density.ages import BUCKETS, EDGES
-from kvtier.policies.density.classes import ENDED, ENDED_SHARED, neighbours
+from kvtier.policies.density.classes import CLASSES, ENDED, ENDED_SHARED, neighbours
 
 PRIOR = 0.3  # hazard times age of a block of which nothing is known
 _POOL_BLOCKS = 1000.0  # what the prior weighs against all classes
@@ -30,7 +31,20 @@ _CLASS_BLOCKS = 100.0  # what all classes weigh against one
 _BELIEVED = {ENDED: 0.05, ENDED_SHARED: 0.2}  # of the hazard of all classes, before anything was learned of these
 _YOUNG_SHARE = 0.02  # ages under this quantile of returns are one bucket
 
+
 Row = list[float]  # one number per bucket
+Table = NDArray[np.float64]  # by class and bucket
+
+
+def _nearness() -> Table:
+    weights = np.zeros((CLASSES + 1, CLASSES + 1))
+    for class_ in range(1, CLASSES + 1):
+        for other, weight in neighbours(class_):
+            weights[class_, other] = weight
+    return weights
+
+
+_NEAR = _nearness()  # what the second class weighs for the first
 
 
 class Hazards:
@@ -48,9 +62,9 @@ class Hazards:
         """So many blocks of this class were used again at this age."""
         self._row(self.used, class_)[bisect_right(EDGES, age)] += blocks
 
-    def note_loss(self, class_: int, age: int) -> None:
-        """A block of this class is not watched any more, and was not used up to this age."""
-        self._row(self.lost, class_)[bisect_right(EDGES, age)] += 1.0
+    def note_loss(self, class_: int, age: int, blocks: int = 1) -> None:
+        """So many blocks of this class are not watched any more, and were not used up to this age."""
+        self._row(self.lost, class_)[bisect_right(EDGES, age)] += blocks
 
     @staticmethod
     def _row(rows: dict[int, Row], class_: int) -> Row:
@@ -77,89 +91,68 @@ class Hazards:
         alive: dict[int, Row] = {}
         for class_, age, blocks in living:
             self._row(alive, class_)[bisect_right(EDGES, age)] += blocks
-        self._set_span(alive)
+        classes = sorted({*self.used, *self.lost, *alive})
+        tables = [_table(rows, classes) for rows in (self.used, self.lost, alive)]
+        self._set_span(*tables)
         widths = self._widths()
-        tables = {class_: self._exposed(class_, alive, widths) for class_ in sorted({*self.used, *self.lost, *alive})}
-        prior = [PRIOR / middle for middle in _middles(self.edges, widths)]
-        pooled = _hazard([(1.0, *table) for table in tables.values()], prior, _POOL_BLOCKS, widths)
-        self.pooled = _worths(pooled, widths)
-        self.worths = {}
-        for class_ in tables:
-            near = [(weight, *tables[other]) for other, weight in neighbours(class_) if other in tables]
-            expected = [_BELIEVED.get(class_, 1.0) * rate for rate in pooled]
-            self.worths[class_] = _worths(_hazard(near, expected, _CLASS_BLOCKS, widths), widths)
+        used, lost, present = (self._folded(table) for table in tables)
+        exposed = _exposed(used + lost + present, widths)
+        prior = PRIOR / (np.array([0, *self.edges]) + widths / 2)
+        pooled = _hazards(used.sum(0), exposed.sum(0), prior, _POOL_BLOCKS * widths)
+        near = _NEAR[np.ix_(classes, classes)]
+        expected = np.array([[_BELIEVED.get(class_, 1.0)] for class_ in classes]).reshape(-1, 1) * pooled
+        by_class = _hazards(near @ used, near @ exposed, expected, _CLASS_BLOCKS * widths)
+        self.pooled, *worths = _worths(np.vstack((pooled, by_class)), widths)
+        self.worths = dict(zip(classes, worths, strict=True))
         for rows in (self.used, self.lost):
             for class_, row in rows.items():
                 rows[class_] = [count * faded for count in row]
 
-    def _set_span(self, alive: dict[int, Row]) -> None:
+    def _set_span(self, used: Table, lost: Table, present: Table) -> None:
         """Which buckets are worth telling apart: not those where hardly anything returns, nor those nobody reaches."""
-        returns = [sum(column) for column in zip(*self.used.values(), strict=True)] or [0.0] * BUCKETS
-        few, below, first = _YOUNG_SHARE * sum(returns), 0.0, 0
-        while first < BUCKETS - 3 and below + returns[first] <= few:
-            below += returns[first]
-            first += 1
-        reached = (b for rows in (self.lost, alive) for row in rows.values() for b in range(BUCKETS) if row[b])
-        self.first, self.last = first, min(max(max(reached, default=first) + 1, first + 2), BUCKETS - 1)
+        returned = np.cumsum(used.sum(0))
+        self.first = min(int(np.searchsorted(returned, _YOUNG_SHARE * returned[-1], side="right")), BUCKETS - 3)
+        reached = np.flatnonzero((lost + present).any(0))
+        farthest = int(reached[-1]) if len(reached) else self.first
+        self.last = min(max(farthest + 1, self.first + 2), BUCKETS - 1)
         self.edges = EDGES[self.first : self.last]
 
-    def _widths(self) -> Row:
-        edges = self.edges
-        between = (float(after - before) for before, after in pairwise(edges))
-        return [float(edges[0]), *between, edges[-1] / 2]
+    def _widths(self) -> NDArray[np.float64]:
+        return np.diff([0.0, *self.edges, 1.5 * self.edges[-1]])
 
-    def _exposed(self, class_: int, alive: dict[int, Row], widths: Row) -> tuple[Row, Row]:
-        """Uses per bucket, and accesses that blocks of this class spent in it."""
-        used, lost, living = (self._folded(rows.get(class_)) for rows in (self.used, self.lost, alive))
-        exposure, above = [0.0] * len(widths), 0.0
-        for at in reversed(range(len(widths))):  # who ends later crosses all of a bucket, who ends in it half
-            ending = used[at] + lost[at] + living[at]
-            exposure[at] = (above + ending / 2) * widths[at]
-            above += ending
-        return used, exposure
-
-    def _folded(self, row: Row | None) -> Row:
-        if row is None:
-            return [0.0] * (self.last - self.first + 1)
-        return [sum(row[: self.first + 1]), *row[self.first + 1 : self.last], sum(row[self.last :])]
+    def _folded(self, table: Table) -> Table:
+        """The buckets below and above the span are one with its first and last."""
+        first, last = self.first, self.last
+        below, above = table[:, : first + 1].sum(1), table[:, last:].sum(1)
+        return np.column_stack((below, table[:, first + 1 : last], above))
 
 
-def _middles(edges: Sequence[int], widths: Row) -> Row:
-    begins = [0, *edges]
-    return [begin + width / 2 for begin, width in zip(begins, widths, strict=True)]
+def _table(rows: dict[int, Row], classes: Sequence[int]) -> Table:
+    nothing = [0.0] * BUCKETS
+    return np.array([rows.get(class_, nothing) for class_ in classes]).reshape(-1, BUCKETS)
 
 
-def _hazard(members: list[tuple[float, Row, Row]], prior: Row, prior_blocks: float, widths: Row) -> Row:
-    """Uses per block and access in each bucket. members: (weight, uses, exposure)."""
-    hazard = []
-    for at, (width, expected) in enumerate(zip(widths, prior, strict=True)):
-        uses = exposure = 0.0
-        for weight, used, exposed in members:
-            uses += weight * used[at]
-            exposure += weight * exposed[at]
-        hazard.append((uses + prior_blocks * width * expected) / (exposure + prior_blocks * width))
-    return hazard
+def _exposed(ending: Table, widths: NDArray[np.float64]) -> Table:
+    """Accesses that blocks spent in each bucket: who ends later crosses all of it, who ends in it half."""
+    not_younger = np.cumsum(ending[:, ::-1], axis=1)[:, ::-1]
+    exposed: Table = (not_younger - ending / 2) * widths
+    return exposed
 
 
-def _worths(hazard: Row, widths: Row) -> Row:
-    """Per bucket the steepest line to a later point of the curve of uses over time kept."""
-    uses, kept, alive = [0.0], [0.0], 1.0
-    for rate, width in zip(hazard, widths, strict=True):
-        used = -expm1(-rate * width)
-        uses.append(uses[-1] + alive * used)
-        kept.append(kept[-1] + alive * (used / rate if used > 0.0 else width))
-        alive *= 1.0 - used
-    worths, hull = [0.0] * len(widths), [len(widths)]
-    for at in reversed(range(len(widths))):
-        steepest = _slope(uses, kept, at, hull[-1])
-        while len(hull) > 1 and (next_ := _slope(uses, kept, at, hull[-2])) >= steepest:
-            hull.pop()
-            steepest = next_
-        worths[at] = steepest
-        hull.append(at)
+def _hazards(used: Table, exposed: Table, prior: Table, prior_exposure: NDArray[np.float64]) -> Table:
+    """Uses per block and access in each bucket."""
+    hazards: Table = (used + prior_exposure * prior) / (exposed + prior_exposure)
+    return hazards
+
+
+def _worths(hazards: Table, widths: NDArray[np.float64]) -> list[Row]:
+    """Per row and bucket the steepest line to a later point of the curve of uses over time kept."""
+    used = -np.expm1(-hazards * widths)
+    alive = np.cumprod(np.insert(1.0 - used, 0, 1.0, axis=1), axis=1)[:, :-1]
+    kept = np.divide(used, hazards, out=np.broadcast_to(widths, used.shape).copy(), where=used > 0.0)
+    uses, times = (np.cumsum(np.insert(alive * step, 0, 0.0, axis=1), axis=1) for step in (used, kept))
+    rise = uses[:, None, 1:] - uses[:, :-1, None]
+    run = times[:, None, 1:] - times[:, :-1, None]
+    slopes = np.divide(rise, run, out=np.zeros(run.shape), where=run > 0.0)  # backwards there is no time
+    worths: list[Row] = slopes.max(axis=2).tolist()
     return worths
-
-
-def _slope(uses: Row, kept: Row, begin: int, end: int) -> float:
-    time = kept[end] - kept[begin]
-    return (uses[end] - uses[begin]) / time if time > 0.0 else 0.0
