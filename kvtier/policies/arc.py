@@ -34,9 +34,8 @@ Snapshot (framed as in `snapshot.py`): f64 p, u32 c; T1, T2, E1, E2, B1, B2, the
 `_counted`.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ from numpy.typing import NDArray
 from kvtier.allocator.rings import NOWHERE
 from kvtier.errors import InvariantError
 from kvtier.policies.base import Access, Hint
-from kvtier.policies.orders import Orders, as_batch
+from kvtier.policies.orders import Orders
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
@@ -81,20 +80,23 @@ class ARC:
         FILL and RELEASE of a resident are no second access: it becomes the most recent of its own list.
         Raises InvariantError for a size class that is not a u32.
         """
-        orders, batch = self._orders, as_batch(handles)
+        orders = self._orders
         if access is _REUSE:
             # Case I, x in T1 or T2: a hit. It has been seen at least twice now: to the young end of T2.
-            orders.move(batch, _T2, sources=_RESIDENT)
+            orders.move(handles, _T2, sources=_RESIDENT)
             return
         back = orders.lens[_E1] + orders.lens[_E2] > 0  # of these some may come back into T1, which trims nothing
         if access is _RELEASE:
-            orders.move(batch, _T1, sources=_ENDED)
-            orders.move(batch, _T2, sources=())
+            orders.move(handles, _T1, sources=_ENDED)
+            orders.move(handles, _T2, sources=())
         else:
-            self._sizes.assign(batch, size_class)
-            alone = len(set(handles)) == len(handles)
-            for part in (handles,) if alone else ((handle,) for handle in handles):
-                self._enter(part, _T1 if access is _FILL else _T2)
+            self._sizes.assign(handles, size_class)
+            entrance = _T1 if access is _FILL else _T2
+            if len(handles) == 1 or len(set(handles)) == len(handles):
+                self._enter(handles, entrance)
+            else:
+                for handle in handles:
+                    self._enter((handle,), entrance)
         if back:
             self._trim()
 
@@ -117,8 +119,13 @@ class ARC:
             else:  # resident: in its own list, or in T2 once it brings its frequency along
                 self._orders.move(run, max(ring, entrance))
 
-    def _runs(self, handles: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    def _runs(self, handles: Sequence[int]) -> Iterable[tuple[int, Sequence[int]]]:
         """Neighbours in the same list, as it is when their turn comes: what precedes them may have trimmed a ghost."""
+        if len(handles) == 1:
+            return ((self._orders.ring_of(handles[0]), handles),)
+        return self._runs_of_many(handles)
+
+    def _runs_of_many(self, handles: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         start = at = 0
         while start < len(handles):
             where, known = self._orders.where, len(self._orders.where)
@@ -164,17 +171,20 @@ class ARC:
         """
         if not 0 < count <= len(self):
             return []
-        ended: list[int] = []
-        if self._orders.lens[_E1] or self._orders.lens[_E2]:
-            waiting = chain(self._orders.walk(_E1), self._orders.walk(_E2))
-            ended = list(islice(self._sizes.eligible(waiting, pinned, size_class), count))
-            count -= len(ended)
-        ring, p = NOWHERE, self.p
+        lens, ring, p = self._orders.lens, NOWHERE, self.p
         if incoming is not None and (ring := self._orders.ring_of(incoming)) in _GHOST:
             p = self._adapted(incoming, ring)
         # REPLACE: T1 gives if it is larger than p, or just as large and x comes from B2; else T2.
-        kept = ceil(p) - 1 if ring == _B2 else floor(p)
-        from_t1 = min(count, max(0, self._orders.lens[_T1] - max(0, kept)))
+        kept = int(p) - 1 if ring == _B2 and p == int(p) else int(p)
+        surplus = lens[_T1] - max(0, kept)
+        if count == 1 and pinned == () and size_class is None:
+            return self._orders.first(*_ENDED, *((_T1, _T2) if surplus > 0 else (_T2, _T1)))
+        ended: list[int] = []
+        if lens[_E1] or lens[_E2]:
+            waiting = chain(self._orders.walk(_E1), self._orders.walk(_E2))
+            ended = list(islice(self._sizes.eligible(waiting, pinned, size_class), count))
+            count -= len(ended)
+        from_t1 = min(count, max(0, surplus))
         eligible = self._sizes.eligible(self._orders.walk(_T1), pinned, size_class)
         chosen = list(islice(eligible, from_t1))
         if len(chosen) < count:
@@ -243,16 +253,19 @@ class ARC:
         """Give up the oldest ghosts until |T1| + |B1| <= c and all lists <= 2c."""
         lens, blocks = self._orders.lens, self._blocks
         # Case IV A, |T1| + |B1| > c: the oldest of B1 go.
-        self._drop(_B1, lens[_T1] + lens[_B1] - blocks)
+        if (surplus := lens[_T1] + lens[_B1] - blocks) > 0:
+            self._drop(_B1, surplus)
         # Case IV B, |T1| + |B1| <= c and more than 2c in all: the oldest of B2 go.
-        self._drop(_B2, sum(lens) - 2 * blocks)
-        self._drop(_B1, sum(lens) - 2 * blocks)
+        if (surplus := sum(lens) - 2 * blocks) > 0:
+            self._drop(_B1, surplus - self._drop(_B2, surplus))
 
-    def _drop(self, ring: int, count: int) -> None:
-        if count > 0:
-            ghosts = self._orders.pop(ring, count)
-            self._counted.difference_update(ghosts)
-            self._dropped.update(dict.fromkeys(ghosts))
+    def _drop(self, ring: int, count: int) -> int:
+        """Give up so many of a list, or all if there are fewer; returns how many."""
+        ghosts = self._orders.pop(ring, count) if self._orders.lens[ring] else ()
+        for ghost in ghosts:
+            self._counted.discard(ghost)
+            self._dropped[ghost] = None
+        return len(ghosts)
 
     # ------------------------------------------------------------ snapshots
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvtier.allocator.rings import NOWHERE
 from kvtier.policies.base import Access, Hint
-from kvtier.policies.orders import Orders, as_batch
+from kvtier.policies.orders import Orders
 from kvtier.policies.size_classes import SizeClasses
 from kvtier.policies.snapshot import NO_NAME, SnapshotFormat
 
@@ -44,12 +44,11 @@ class LRU:
 
         Raises InvariantError for a size class that is not a u32.
         """
-        batch = as_batch(handles)
         if access is _REUSE or access is _RELEASE:
-            self._orders.move(batch, _ORDER, sources=_LISTS)
+            self._orders.move(handles, _ORDER, sources=_LISTS)
         else:
-            self._sizes.assign(batch, size_class)
-            self._orders.move(batch, _ORDER)
+            self._sizes.assign(handles, size_class)
+            self._orders.move(handles, _ORDER)
 
     def hint(self, handles: Sequence[int], hint: Hint) -> int:
         """Those that are not expected again leave before all others; when others return does not matter here."""
@@ -72,6 +71,8 @@ class LRU:
         """The `count` handles next to leave, first to leave first, or none. Does not change state."""
         if not 0 < count <= len(self):
             return []
+        if count == 1 and pinned == () and size_class is None:
+            return self._orders.first(*_LISTS)
         chosen = list(islice(self._sizes.eligible(self._walk(), pinned, size_class), count))
         return chosen if len(chosen) == count else []
 

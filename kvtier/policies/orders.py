@@ -14,7 +14,6 @@ order, or in front of it, needs links: `allocator.rings`.
 
 from array import array
 from collections.abc import Container, Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,6 @@ from kvtier.errors import InvariantError
 LONG_BATCH = 64  # handles; for fewer, a dozen calls of numpy cost more than a loop
 SLACK_ENTRIES = 256  # so many struck ones are worth the ten microseconds in which numpy sweeps a short log
 STRUCK = -1
-_CHUNK_ENTRIES = 64
 
 Handles = Sequence[int] | NDArray[np.int64]
 
@@ -55,24 +53,28 @@ class Orders:
 
     def walk(self, order: int) -> Iterator[int]:
         """The members from first to last. The order must not change meanwhile."""
-        log, chunk_entries = self._logs[order], _CHUNK_ENTRIES
-        start = self._head(order)
+        log, start, entries = self._logs[order], self._head(order), 8
         while start < len(log):
-            for handle in log[start : start + chunk_entries]:
+            for handle in log[start : start + entries]:  # a slice costs 200 ns, and saves 50 for each entry
                 if handle >= 0:
                     yield handle
-            start += chunk_entries
+            start += entries
+            entries = 64
+
+    def first(self, *orders: int) -> list[int]:
+        """The first member of the first of these orders that has one, alone in a list; an empty one if none has."""
+        for order in orders:
+            if self.lens[order]:
+                return [self._logs[order][self._head(order)]]
+        return []
 
     def _head(self, order: int) -> int:
         """Where the first member stands, or would be appended."""
         log, head = self._logs[order], self._heads[order]
-        while head < len(log):
-            for handle in log[head : head + _CHUNK_ENTRIES]:
-                if handle >= 0:
-                    self._heads[order] = head
-                    return head
+        if head < len(log) and log[head] < 0:
+            while head < len(log) and log[head] < 0:
                 head += 1
-        self._heads[order] = head
+            self._heads[order] = head
         return head
 
     def move(self, handles: Handles, order: int, sources: Container[int] | None = None) -> None:
@@ -173,12 +175,16 @@ class Orders:
 
     def pop(self, order: int, count: int) -> list[int]:
         """Take out the first `count` members, or all if there are fewer."""
-        taken, where = list(islice(self.walk(order), count)), self.where
-        for handle in taken:
-            where[handle] = NOWHERE
-        if taken:
-            self._heads[order] = self._places[taken[-1]] + 1
-            self.lens[order] -= len(taken)
+        log, at, where = self._logs[order], self._head(order), self.where
+        taken: list[int] = []
+        while len(taken) < count and at < len(log):
+            handle = log[at]
+            at += 1
+            if handle >= 0:
+                where[handle] = NOWHERE
+                taken.append(handle)
+        self._heads[order] = at
+        self.lens[order] -= len(taken)
         return taken
 
     def check(self) -> list[str]:

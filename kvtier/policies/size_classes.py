@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvtier.allocator.rings import grown, stretch
 from kvtier.errors import InvariantError
+from kvtier.policies.orders import LONG_BATCH
 
 SIZE_CLASS_MAX = 2**32 - 1
 
@@ -34,25 +35,23 @@ class SizeClasses:
         """These have this size class. Raises InvariantError if it is not a u32, or one of them no handle."""
         if not 0 <= size_class <= SIZE_CLASS_MAX:
             raise InvariantError(f"size class {size_class} is not within 0 .. {SIZE_CLASS_MAX}")
+        if len(handles) >= LONG_BATCH:
+            self.assign_each(np.asarray(handles, np.int64), size_class)
+            return
         column = self._column
         cells = len(column)
-        if isinstance(handles, np.ndarray):
-            lowest, top = int(handles.min()), int(handles.max())
-            stretch(column, grown(cells, lowest if lowest < 0 else top) if top >= cells else cells)
-            np.frombuffer(column, np.uint32)[handles] = size_class
-            return
         for handle in handles:
             if not 0 <= handle < cells:
                 stretch(column, grown(cells, handle))
                 cells = len(column)
             column[handle] = size_class
 
-    def assign_each(self, handles: NDArray[np.integer], size_classes: NDArray[np.integer]) -> None:
+    def assign_each(self, handles: NDArray[np.integer], size_classes: NDArray[np.integer] | int) -> None:
         """As `assign`, a size class of its own for each."""
         if len(handles):
-            top = int(handles.max())
-            if top >= len(self._column):
-                stretch(self._column, grown(len(self._column), top))
+            lowest, top = int(handles.min()), int(handles.max())
+            if lowest < 0 or top >= len(self._column):
+                stretch(self._column, grown(len(self._column), lowest if lowest < 0 else top))
             np.frombuffer(self._column, np.uint32)[handles] = size_classes
 
     def of_residents(self, handles: NDArray[np.int64], resident: NDArray[np.bool_]) -> NDArray[np.int64]:

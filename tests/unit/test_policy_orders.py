@@ -34,7 +34,6 @@ def batches_from(long_batch: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(orders_module, "LONG_BATCH", long_batch)
         patch.setattr(orders_module, "SLACK_ENTRIES", 1)
-        patch.setattr(orders_module, "_CHUNK_ENTRIES", 3)
         yield
 
 
@@ -81,6 +80,8 @@ def test_they_keep_the_order_of_lists(long_batch: int, steps: list[tuple]) -> No
                 return  # who stands before the wrong one may be out
             assert getattr(orders, verb)(*arguments) == expected
             assert {order: list(orders.walk(order)) for order in ORDERS} == model.orders
+            assert [orders.first(order) for order in ORDERS] == [model.orders[order][:1] for order in ORDERS]
+            assert orders.first(*ORDERS) == [handle for order in ORDERS for handle in model.orders[order]][:1]
             assert [orders.lens[order] for order in ORDERS] == [len(model.orders[order]) for order in ORDERS]
             assert [orders.ring_of(handle) for handle in range(25)] == [model.ring_of(handle) for handle in range(25)]
             assert orders.check() == []
@@ -151,6 +152,7 @@ def test_many_at_once_are_one_after_the_other(make, long_batch: int, seed: int) 
             singly.touch([handle], access, 4096)
         assert together.snapshot() == singly.snapshot()
         leaving = together.candidates(max(0, len(together) - blocks), {*handles[:3]})
+        assert together.candidates(1) == together.candidates(2)[:1] or len(together) < 2
         if rng.random() < 0.3:
             for policy in (together, singly):
                 policy.hint(handles[::4], Hint(ends=True))

@@ -57,7 +57,7 @@ class Fronts:
         return self._heads[order[0][2]] if order else NOBODY
 
     def _look(self, class_: int, now: int) -> None:
-        head = next(self._rings.walk(class_), NOBODY)
+        head = next(iter(self._rings.first(class_)), NOBODY)
         self._heads[class_] = head
         if head == NOBODY:
             self._fronts[class_] = None
