@@ -29,7 +29,7 @@ from kvtier.policies.density.fronts import NOBODY, Fronts
 from kvtier.policies.density.hazards import Hazards
 from kvtier.policies.density.keeping import pack_hazards, unpack_hazards
 from kvtier.policies.list_policy import ListPolicy
-from kvtier.policies.orders import Orders, as_batch
+from kvtier.policies.orders import LONG_BATCH, Orders
 
 GHOSTS_PER_BLOCK = 4  # with 2, a tenth of the gain is lost
 _LEARN_EVERY_MIN = 2500  # accesses; the table takes milliseconds to make
@@ -118,16 +118,17 @@ class HitDensity(ListPolicy):
 
     def _put(self, handles: Sequence[int], class_: int) -> None:
         """These are of this class, used last at this time, and in no census and front."""
-        (classes, times), now, batch = self._columns, self._now, as_batch(handles)
-        if isinstance(batch, np.ndarray):
-            np.frombuffer(classes, np.uint8)[batch] = class_
-            np.frombuffer(times, np.int64)[batch] = now
+        (classes, times), now = self._columns, self._now
+        if len(handles) >= LONG_BATCH:
+            many = np.array(handles, np.int64)
+            np.frombuffer(classes, np.uint8)[many] = class_
+            np.frombuffer(times, np.int64)[many] = now
         else:
             for handle in handles:
                 classes[handle], times[handle] = class_, now
         self._census.add(class_, now, len(handles))
         self._fronts.came(class_)
-        self._rings.move(batch, class_)
+        self._rings.move(handles, class_)
 
     def hint(self, handles: Sequence[int], hint: Hint) -> int:
         """The residents among these are of a class of their own until they are used again. Returns how many."""

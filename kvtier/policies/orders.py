@@ -28,11 +28,6 @@ STRUCK = -1
 Handles = Sequence[int] | NDArray[np.int64]
 
 
-def as_batch(handles: Sequence[int]) -> Handles:
-    """As an array if there are many, so that not all who deal with them need to make one."""
-    return np.array(handles, np.int64) if len(handles) >= LONG_BATCH else handles
-
-
 class Orders:
     """Verbs cost O(1) per handle, but for walking and `check`; the sweeps of a long log are among that.
 

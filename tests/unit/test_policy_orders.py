@@ -4,17 +4,17 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier.errors import InvariantError
 from kvtier.policies import orders as orders_module
+from kvtier.policies import size_classes
 from kvtier.policies.arc import ARC
 from kvtier.policies.base import Access, Hint
 from kvtier.policies.lru import LRU
-from kvtier.policies.orders import NOWHERE, Orders, as_batch
+from kvtier.policies.orders import NOWHERE, Orders
 
 ORDERS = (1, 2, 3)
 HANDLES = st.lists(st.integers(0, 20), max_size=6)  # a handle may come twice
@@ -32,7 +32,8 @@ STEPS = st.lists(
 def batches_from(long_batch: int) -> Iterator[None]:
     """Calls of so many handles are long ones; logs are swept as soon as half of them is struck out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(orders_module, "LONG_BATCH", long_batch)
+        for module in (orders_module, size_classes):
+            patch.setattr(module, "LONG_BATCH", long_batch)
         patch.setattr(orders_module, "SLACK_ENTRIES", 1)
         yield
 
@@ -174,9 +175,3 @@ def test_nobody_leaves_twice(make, many: int) -> None:
     policy.touch(range(many), Access.FILL)
     with pytest.raises(InvariantError):
         policy.evict([*range(1, many), 1])
-
-
-def test_only_many_become_an_array() -> None:
-    """Every single access pays for a dozen calls of numpy."""
-    assert as_batch((1, 2)) == (1, 2)
-    assert isinstance(as_batch(range(100)), np.ndarray)
