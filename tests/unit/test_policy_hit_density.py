@@ -149,6 +149,12 @@ def test_what_is_learned_fades() -> None:
     assert sum(hazards.lost[FIRST]) == 0.5
 
 
+def test_who_ends_within_a_bucket_has_crossed_half_of_it() -> None:
+    """Exposure is overestimated, most of all at young ages, and a class that returns at once seems to be worth less."""
+    exposed = hazards_module._exposed(np.array([[2.0, 4.0], [0.0, 6.0]]), np.array([10.0, 20.0]))
+    assert exposed.tolist() == [[(4 + 1) * 10.0, 2 * 20.0], [6 * 10.0, 3 * 20.0]]
+
+
 @given(st.lists(st.tuples(st.just(0.0) | st.floats(1e-9, 5.0), st.floats(0.1, 50.0)), min_size=1, max_size=12))
 def test_the_worth_is_the_best_over_all_horizons(steps: list[tuple[float, float]]) -> None:
     """A block would be given up shortly before it comes back: the horizon is missed that pays most."""

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier.errors import InvariantError
+from kvtier.policies import hit_density, size_classes
 from kvtier.policies import orders as orders_module
-from kvtier.policies import size_classes
 from kvtier.policies.arc import ARC
 from kvtier.policies.base import Access, Hint
+from kvtier.policies.hit_density import HitDensity
 from kvtier.policies.lru import LRU
 from kvtier.policies.orders import NOWHERE, Orders
 
@@ -32,7 +33,7 @@ STEPS = st.lists(
 def batches_from(long_batch: int) -> Iterator[None]:
     """Calls of so many handles are long ones; logs are swept as soon as half of them is struck out."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (orders_module, size_classes):
+        for module in (orders_module, size_classes, hit_density):
             patch.setattr(module, "LONG_BATCH", long_batch)
         patch.setattr(orders_module, "SLACK_ENTRIES", 1)
         yield
@@ -175,3 +176,42 @@ def test_nobody_leaves_twice(make, many: int) -> None:
     policy.touch(range(many), Access.FILL)
     with pytest.raises(InvariantError):
         policy.evict([*range(1, many), 1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_calls_are_no_others_to_hit_density(seed: int) -> None:
+    """What leaves would depend on whether numpy or a loop noted the uses; or victims come in another order than asked
+    one by one."""
+    blocks, rng = 10, random.Random(seed)
+    by_numpy, by_loop, told = HitDensity(blocks), HitDensity(blocks), set[int]()
+    for access, handles in moves(rng, 4 * blocks):
+        with batches_from(1):
+            by_numpy.touch(handles, access, 4096)
+        by_loop.touch(handles, access, 4096)
+        leaving = by_loop.candidates(max(0, len(by_loop) - blocks))
+        assert leaving[:1] == by_loop.candidates(1)[: len(leaving)]
+        with batches_from(1):
+            by_numpy.evict(leaving)
+        by_loop.evict(leaving)
+        assert by_numpy.snapshot() == by_loop.snapshot()
+        told |= {*(gone := by_numpy.forgotten())}
+        assert gone == by_loop.forgotten()
+        assert by_numpy.check() == by_loop.check() == []
+    assert told
+
+
+def test_victims_of_hit_density_come_in_the_order_of_their_worth() -> None:
+    """A younger block of a class leaves before an older one of another that promises less."""
+    policy = HitDensity(3000)
+    for start in range(0, 6000, 50):
+        policy.touch(range(start, start + 50), Access.FILL)
+        policy.touch(range(max(0, start - 120), max(0, start - 80)), Access.REUSE)
+        if len(policy) > 3000:
+            policy.evict(policy.candidates(len(policy) - 3000))
+    queues = {class_: list(policy._rings.walk(class_)) for class_ in policy._resident if policy._rings.lens[class_]}
+    assert len(queues) > 2
+    now, (_, times), expected = policy._now, policy._columns, []
+    while len(expected) < 1500:
+        fronts = [(policy._hazards.worth(c, now - times[q[0]]), times[q[0]], c) for c, q in queues.items() if q]
+        expected.append(queues[min(fronts)[2]].pop(0))
+    assert policy.candidates(1500) == expected
