@@ -16,7 +16,7 @@ ghosts: else a class that is never kept could not prove itself.
 from collections.abc import Container, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import chain, compress, groupby, pairwise
-from math import exp
+from math import exp, inf
 
 import numpy as np
 
@@ -38,6 +38,8 @@ _HISTORY = 50  # what was learned fades over as many accesses as the tier holds 
 _HISTORY_MIN = 400_000  # accesses; a small tier sees little of each class
 _GHOSTS = CLASSES + 1
 _RESIDENT = frozenset(range(1, CLASSES + 1))
+_UNKNOWN = -1
+_NO_OTHER = (inf, 0, 0)
 _REUSE, _RELEASE = Access.REUSE, Access.RELEASE  # asking the Enum takes 100 ns each time
 
 
@@ -66,67 +68,69 @@ class HitDensity(ListPolicy):
     def touch(self, handles: Sequence[int], access: Access, size_class: int = 0) -> None:
         """Note uses, in the given order. Only FILL and MOVED make handles resident and set their size class.
 
-        A ghost that is filled is used again. FILL and RELEASE of a resident are no use: it becomes the most recent of
-        its class. All of one call have one time, so that those of one history go on having it in common.
-        Raises InvariantError for a size class that is not a u32.
+        A ghost that is filled is used again. FILL of a resident is no use: it becomes the most recent of its class.
+        RELEASE is nothing: gaps are counted from use to use, so an age that began anew would promise what was not
+        learned. Raises InvariantError for a size class that is not a u32.
         """
+        if access is _RELEASE:
+            return
         handles = handles if len(handles) == 1 else list(dict.fromkeys(handles))
-        if access is not _RELEASE:
-            self._now += len(handles)
-        enters = access is not _REUSE and access is not _RELEASE
-        if enters:
+        if access is not _REUSE:
             self._assign(handles, size_class)
-        self._note(handles, access, enters)
+        self._note(handles, access)
+        self._now += len(handles)
         if self._now >= self._learn_at:
             self._learn()
 
-    def _note(self, handles: Sequence[int], access: Access, enters: bool) -> None:
-        """Neighbours mostly have one history: such a run is counted and moved as one."""
+    def _note(self, handles: Sequence[int], access: Access) -> None:
+        """One after the other. Neighbours mostly have one history: such a run is counted and moved as one."""
         where, (classes, times) = self._rings.where, self._columns
         known, reuse = len(where), access is _REUSE
-        new: list[int] = []
         run: list[int] = []
-        run_class, run_time, run_used = NOWHERE, 0, False
-        for handle in handles:
+        run_class, run_gap, run_used = NOWHERE, 0, False
+        begin = now = self._now + 1
+        for now, handle in enumerate(handles, begin):
             ring = where[handle] if 0 <= handle < known else NOWHERE
-            if ring == NOWHERE or (ring == _GHOSTS and not enters):
-                if enters:
-                    new.append(handle)
-                continue
-            class_, time, used = classes[handle], times[handle], reuse or ring == _GHOSTS
-            if time != run_time or class_ != run_class or used != run_used:
-                if run:
-                    self._note_run(run, run_class, run_time, run_used, access)
-                run, run_class, run_time, run_used = [], class_, time, used
+            if ring in _RESIDENT or (ring == _GHOSTS and not reuse):
+                class_, gap, used = classes[handle], now - times[handle], reuse or ring == _GHOSTS
+            elif reuse:
+                class_, gap, used = _UNKNOWN, 0, False
+            else:
+                class_, gap, used = NOWHERE, 0, False
+            if gap != run_gap or class_ != run_class or used != run_used:
+                self._note_run(run, begin, run_class, run_gap, run_used, access)
+                run, begin, run_class, run_gap, run_used = [], now, class_, gap, used
             run.append(handle)
-        if run:
-            self._note_run(run, run_class, run_time, run_used, access)
-        if new:
-            self._put(new, FIRST if access is Access.FILL else MOVED)
+        self._note_run(run, begin, run_class, run_gap, run_used, access)
 
-    def _note_run(self, run: list[int], class_: int, time: int, used: bool, access: Access) -> None:
-        after = class_
-        if used:
-            gap = self._now - time
-            self._hazards.note_use(class_, gap, len(run))
-            after = class_after(class_, gap)
-        elif access is Access.MOVED and class_ == FIRST:
-            after = MOVED
-        self._census.remove(class_, time, len(run))
-        self._fronts.left(run, class_)
-        self._put(run, after)
+    def _note_run(self, run: list[int], begin: int, class_: int, gap: int, used: bool, access: Access) -> None:
+        """Accessed from time `begin` on, each `gap` accesses after its last use. class_: NOWHERE if they are new."""
+        if not run or class_ == _UNKNOWN:
+            return
+        if class_ == NOWHERE:
+            after = FIRST if access is Access.FILL else MOVED
+        else:
+            after = class_
+            if used:
+                self._hazards.note_use(class_, gap, len(run))
+                after = class_after(class_, gap)
+            elif access is Access.MOVED and class_ == FIRST:
+                after = MOVED
+            self._census.remove_run(class_, begin - gap, len(run))
+            self._fronts.left(run, class_)
+        self._census.add_run(after, begin, len(run))
+        self._put(run, after, range(begin, begin + len(run)))
 
-    def _put(self, handles: Sequence[int], class_: int) -> None:
-        """These are of this class, used last at this time, and in no census and front."""
-        (classes, times), now = self._columns, self._now
+    def _put(self, handles: Sequence[int], class_: int, when: Sequence[int]) -> None:
+        """These are of this class, used last at these times, and in no front. The census knows."""
+        classes, times = self._columns
         if len(handles) >= LONG_BATCH:
             many = np.array(handles, np.int64)
             np.frombuffer(classes, np.uint8)[many] = class_
-            np.frombuffer(times, np.int64)[many] = now
+            np.frombuffer(times, np.int64)[many] = when
         else:
-            for handle in handles:
-                classes[handle], times[handle] = class_, now
-        self._census.add(class_, now, len(handles))
+            for handle, time in zip(handles, when, strict=True):
+                classes[handle], times[handle] = class_, time
         self._fronts.came(class_)
         self._rings.move(handles, class_)
 
@@ -138,7 +142,9 @@ class HitDensity(ListPolicy):
             self._census.remove(classes[handle], times[handle])
             self._fronts.left((handle,), classes[handle])
         if residents:
-            self._put(residents, class_hinted(hint.returns_in, hint.shared))
+            class_ = class_hinted(hint.returns_in, hint.shared)
+            self._census.add(class_, self._now, len(residents))
+            self._put(residents, class_, [self._now] * len(residents))
         return len(residents)
 
     def _learn(self) -> None:
@@ -160,7 +166,7 @@ class HitDensity(ListPolicy):
 
     def _leaving(self, pinned: Container[int], size_class: int | None, incoming: int | None) -> Iterator[int]:
         now, (_, times), worth = self._now, self._columns, self._hazards.worth
-        fronts = []
+        fronts: list[tuple[float, int, int, int, Iterator[int]]] = []
         for class_ in compress(self._resident, self._rings.lens[1:]):
             members = self._sizes.eligible(self._rings.walk(class_), pinned, size_class)
             for handle in members:
@@ -168,14 +174,16 @@ class HitDensity(ListPolicy):
                 break
         heapify(fronts)
         while fronts:
-            _, time, class_, handle, members = fronts[0]
+            least, time, class_, handle, members = fronts[0]
             yield handle
+            next_least = min((front[:3] for front in fronts[1:3]), default=_NO_OTHER)
+            since = now - self._hazards.age_min(class_, now - time)  # who was used last until then is worth the same
             for following in members:
-                if times[following] != time:
-                    time = times[following]
+                time = times[following]
+                if time > since or (least, time, class_) > next_least:
                     heapreplace(fronts, (worth(class_, now - time), time, class_, following, members))
                     break
-                yield following  # as old as the one before, and so worth as little
+                yield following
             else:
                 heappop(fronts)
 
@@ -195,10 +203,10 @@ class HitDensity(ListPolicy):
         self._lose(class_, time, 1)
         self._fronts.left((handle,), class_)
 
-    def _lose(self, class_: int, time: int, blocks: int) -> None:
-        """So many are not watched any more."""
-        self._hazards.note_loss(class_, self._now - time, blocks)
-        self._census.remove(class_, time, blocks)
+    def _lose(self, class_: int, begin: int, blocks: int) -> None:
+        """So many, used last one after the other from `begin` on, are not watched any more."""
+        self._hazards.note_losses(class_, self._now - begin, blocks)
+        self._census.remove_run(class_, begin, blocks)
 
     def _trim(self, incoming: int | None = None) -> None:
         surplus = self._rings.lens[_GHOSTS] - GHOSTS_PER_BLOCK * self._blocks
@@ -206,8 +214,10 @@ class HitDensity(ListPolicy):
             ghosts = self._rings.pop(_GHOSTS, surplus)
             self._dropped.update(dict.fromkeys(ghosts))
             classes, times = self._columns
-            for (class_, time), run in groupby(ghosts, lambda ghost: (classes[ghost], times[ghost])):
-                self._lose(class_, time, len(list(run)))
+            runs = groupby(enumerate(ghosts), lambda placed: (classes[placed[1]], times[placed[1]] - placed[0]))
+            for (class_, before), run in runs:
+                first, *others = (at for at, _ in run)
+                self._lose(class_, before + first, 1 + len(others))
 
     def resize(self, blocks: int) -> None:
         """The tier holds so many blocks from now on. Raises InvariantError if that is negative."""

@@ -89,7 +89,7 @@ def learned(lives: list[tuple[int, int, bool]], times: int = 1) -> Hazards:
     """From lives of blocks: class, age at the end, whether that was a use."""
     hazards = Hazards()
     for class_, age, used in lives * times:
-        (hazards.note_use if used else hazards.note_loss)(class_, age)
+        (hazards.note_use if used else hazards.note_losses)(class_, age, 1)
     hazards.learn([], faded=1.0)
     return hazards
 
@@ -143,7 +143,7 @@ def test_what_is_learned_fades() -> None:
     hazards = Hazards()
     for _ in range(8):
         hazards.note_use(FIRST, 50)
-    hazards.note_loss(FIRST, 50)
+    hazards.note_losses(FIRST, 50, 1)
     hazards.learn([], faded=0.5)
     assert sum(hazards.used[FIRST]) == 4.0
     assert sum(hazards.lost[FIRST]) == 0.5
@@ -206,29 +206,61 @@ def test_hazards_that_cannot_be_are_refused() -> None:
 # ---------------------------------------------------------------- the policy
 
 
-def test_one_request_has_one_time() -> None:
+def test_blocks_of_one_history_keep_it_in_common() -> None:
     """The shallow blocks of a prompt would get another class than the deep ones, and leave before them."""
     policy = HitDensity(100)
     policy.touch(range(30, 0, -1), Access.FILL)
     policy.touch(range(200, 260), Access.FILL)
     policy.touch(range(30, 0, -1), Access.REUSE)
     classes, times = policy._columns
-    assert len({classes[handle] for handle in range(1, 31)}) == 1
-    assert len({times[handle] for handle in range(1, 31)}) == 1
+    assert {classes[handle] for handle in range(1, 31)} == {class_after(FIRST, 90)}
+    assert [times[handle] for handle in range(30, 0, -1)] == [*range(91, 121)]
 
 
-def test_a_release_is_no_use() -> None:
-    """A request that ends would make its blocks look as if they had been used again."""
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from([Access.FILL, Access.MOVED, Access.REUSE, Access.RELEASE]),
+        st.lists(st.integers(0, 40), min_size=1, max_size=30, unique=True),
+        st.integers(0, 6),
+    ),
+    max_size=25,
+)
+
+
+@given(CALLS)
+def test_one_call_is_as_good_as_many(calls: list[tuple[Access, list[int], int]]) -> None:
+    """A simulator that goes block by block would promise what the engine, which goes by requests, does not keep."""
+    together, apart = HitDensity(25), HitDensity(25)
+    for access, handles, leave in calls:
+        together.touch(handles, access)
+        for handle in handles:
+            apart.touch([handle], access)
+        for policy in (together, apart):
+            policy.evict(policy.candidates(leave))
+        assert together.forgotten() == apart.forgotten()
+    assert together.snapshot() == apart.snapshot()
+    assert together.check() == []
+
+
+def test_losses_of_a_run_are_those_of_each() -> None:
+    """Ghosts that are given up together would teach another age than their own."""
+    together, apart = Hazards(), Hazards()
+    for age, blocks in ((0, 1), (1, 1), (7, 7), (40, 40), (1000, 700), (5, 5)):
+        together.note_losses(FIRST, age, blocks)
+        for younger in range(blocks):
+            apart.note_losses(FIRST, age - younger, 1)
+    assert together.lost == apart.lost
+
+
+def test_a_release_is_nothing() -> None:
+    """A request that ends would make its blocks look as if they had been used again, or be young again."""
     policy = HitDensity(10)
     policy.touch([3, 2, 1], Access.FILL)
     policy.touch([9, 8], Access.FILL)
-    now = policy._now
+    before = policy.snapshot()
     policy.touch([3, 2, 1], Access.RELEASE)
-    assert policy._now == now
-    classes, _ = policy._columns
-    assert {classes[handle] for handle in (1, 2, 3)} == {FIRST}
-    assert policy.candidates(5) == [9, 8, 3, 2, 1]
-    assert not policy._hazards.used
+    assert policy.snapshot() == before
+    assert policy.candidates(5) == [3, 2, 1, 9, 8]
 
 
 def test_a_ghost_that_comes_back_is_a_use() -> None:
@@ -238,7 +270,7 @@ def test_a_ghost_that_comes_back_is_a_use() -> None:
     policy.evict([2])
     policy.touch([2], Access.FILL)
     classes, _ = policy._columns
-    assert classes[2] == class_after(FIRST, 1)
+    assert classes[2] == class_after(FIRST, 2)
     assert sum(policy._hazards.used[FIRST]) == 1.0
 
 
@@ -287,7 +319,7 @@ def test_a_hint_is_a_class_of_its_own() -> None:
     classes, _ = policy._columns
     assert [classes[handle] for handle in (1, 2, 3, 4)] == [ENDED, ENDED, class_hinted(100), FIRST]
     policy.touch([3, 1], Access.REUSE)
-    assert class_after(ENDED, 2) == classes[1] == classes[3]
+    assert (classes[3], classes[1]) == (class_after(ENDED, 1), class_after(ENDED, 2))
     assert policy.check() == []
 
 

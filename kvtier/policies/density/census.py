@@ -36,6 +36,23 @@ class Census:
         else:
             del self.counts[key]
 
+    def add_run(self, class_: int, begin: int, blocks: int) -> None:
+        """So many, used last one after the other from time `begin` on."""
+        for time, count in self._spans(begin, blocks):
+            self.add(class_, time, count)
+
+    def remove_run(self, class_: int, begin: int, blocks: int) -> None:
+        """They are not watched any more, or as others."""
+        for time, count in self._spans(begin, blocks):
+            self.remove(class_, time, count)
+
+    def _spans(self, begin: int, blocks: int) -> Iterator[tuple[int, int]]:
+        """A run of times, cut where a span ends: where a part begins, and how many are in it."""
+        while blocks > 0:
+            count = min(blocks, self.span - begin % self.span)
+            yield begin, count
+            begin, blocks = begin + count, blocks - count
+
     def living(self, now: int) -> Iterator[tuple[int, int, int]]:
         """(class, age, blocks), the age being that of the middle of the span."""
         for key, blocks in self.counts.items():

@@ -62,9 +62,15 @@ class Hazards:
         """So many blocks of this class were used again at this age."""
         self._row(self.used, class_)[bisect_right(EDGES, age)] += blocks
 
-    def note_loss(self, class_: int, age: int, blocks: int = 1) -> None:
-        """So many blocks of this class are not watched any more, and were not used up to this age."""
-        self._row(self.lost, class_)[bisect_right(EDGES, age)] += blocks
+    def note_losses(self, class_: int, age: int, blocks: int) -> None:
+        """Blocks of this class, of this age and each one access younger than the one before, are not watched any more,
+        and were not used."""
+        row = self._row(self.lost, class_)
+        while blocks > 0:
+            bucket = bisect_right(EDGES, age)
+            count = min(blocks, age - EDGES[bucket - 1] + 1) if bucket else blocks
+            row[bucket] += count
+            age, blocks = age - count, blocks - count
 
     @staticmethod
     def _row(rows: dict[int, Row], class_: int) -> Row:
@@ -77,6 +83,11 @@ class Hazards:
         """Expected uses of such a block per access of keeping it."""
         row = self.worths.get(class_, self.pooled)
         return row[bisect_right(self.edges, age)] if row else 0.0
+
+    def age_min(self, class_: int, age: int) -> int:
+        """The youngest age at which such a block is worth as much as at this one."""
+        at = bisect_right(self.edges, age)
+        return self.edges[at - 1] if at and self.worths.get(class_, self.pooled) else 0
 
     def outlook(self, class_: int, age: int) -> tuple[float, int | None]:
         """What it is worth, and the age at which that changes (None: never)."""
