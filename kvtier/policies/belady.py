@@ -6,7 +6,8 @@ Units:   blocks; a request is its blocks in prefix order, a block any integer, t
 
 By request: all blocks of a request are sought at its arrival; afterwards those are kept, of the old and the new ones,
 that a request will need soonest, and of those that one request needs the shallow ones first. So what is kept is closed
-under prefixes, and no policy finds more prefix blocks. By access: every block is a request of its own, in prefix order,
+under prefixes, and no policy finds more prefix blocks. Blocks that a request brings and does not look for (the last one
+of a prompt, whose last token is always computed) may be kept from then on, and not for its sake. By access: every block is a request of its own, in prefix order,
 and the one needed last leaves; with bypass, that may be the one that has just come (Belady 1966, algorithm MIN).
 """
 
@@ -26,13 +27,19 @@ class Found(NamedTuple):
     blocks: int  # all that are there
 
 
-def belady_by_request(requests: Sequence[Request], blocks: int) -> Iterator[Found]:
-    """What each request finds in a tier of so many blocks. Costs O(log blocks) for each block of a request."""
-    following = _next_requests(requests)
+def belady_by_request(
+    requests: Sequence[Request], blocks: int, sought: Sequence[int] | None = None
+) -> Iterator[Found]:
+    """What each request finds in a tier of so many blocks. Costs O(log blocks) for each block of a request.
+
+    sought: how many of its blocks, from the first on, each request looks for; it brings the others along. None: all.
+    """
+    sought = sought if sought is not None else [len(request) for request in requests]
+    following = _next_requests(requests, sought)
     kept: dict[int, tuple[int, int]] = {}  # block -> (request that needs it next, its depth there)
     leaving: list[tuple[int, int, int]] = []  # a heap, the last needed and deepest first; stale ones are passed over
     for number, request in enumerate(requests):
-        there = [block in kept for block in request]
+        there = [block in kept for block in request[: sought[number]]]
         yield Found(sum(1 for _ in takewhile(bool, there)), sum(there))
         for depth, block in enumerate(request):
             needed = following[number][depth]
@@ -76,13 +83,15 @@ def _drop_last(kept: dict[int, int], leaving: list[tuple[int, int]]) -> None:
             return
 
 
-def _next_requests(requests: Sequence[Request]) -> list[list[int]]:
-    """For each block of each request, the number of the next request that has it."""
+def _next_requests(requests: Sequence[Request], sought: Sequence[int]) -> list[list[int]]:
+    """For each block of each request, the number of the next request that has it, if that looks for it: one that does
+    not brings it anew, so that nobody need keep it until then."""
     seen: dict[int, int] = {}
     rows: list[list[int]] = []
     for number in reversed(range(len(requests))):
         rows.append([seen.get(block, _NEVER) for block in requests[number]])
         seen.update(dict.fromkeys(requests[number], number))
+        seen.update(dict.fromkeys(requests[number][sought[number] :], _NEVER))
     return rows[::-1]
 
 

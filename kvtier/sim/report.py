@@ -139,11 +139,12 @@ def report_of(trace: Trace, run: Replay) -> ReplayReport:
 
 
 def optimum(trace: Trace, blocks: int) -> float:
-    """The prefix hit rate that no policy exceeds with so many blocks, if only whole blocks count, and not the last
-    token of a prompt."""
+    """The prefix hit rate that no policy exceeds with so many blocks, if only whole blocks count. As in the product, a
+    prompt's last token is computed: a last block that ends with it is stored, and not found by this prompt."""
     size = trace.block_tokens
-    whole = [request.blocks[: (request.tokens_in - 1) // size] for request in trace.requests]
-    return sum(found.leading for found in belady_by_request(whole, blocks)) * size / trace.input_tokens
+    whole = [request.blocks[: request.tokens_in // size] for request in trace.requests]
+    sought = [(request.tokens_in - 1) // size for request in trace.requests]
+    return sum(found.leading for found in belady_by_request(whole, blocks, sought)) * size / trace.input_tokens
 
 
 def growth(before: ReplayReport, after: ReplayReport, tier: str, more_bytes: int) -> Growth:

@@ -168,14 +168,17 @@ def test_the_bound_is_for_all_tiers_together() -> None:
 
 
 def best_by_trying(trace: Trace, blocks: int) -> int:
-    """Tokens of prefixes under the rule of the optimum, told anew: keep whom a request needs soonest, shallow first."""
-    whole = [[*request.blocks[: (request.tokens_in - 1) // TOKENS]] for request in trace.requests]
+    """Tokens of prefixes under the rule of the optimum, told anew: keep whom a request looks for soonest, shallow
+    first, but nobody until a request that brings him without looking for him."""
+    whole = [[*request.blocks[: request.tokens_in // TOKENS]] for request in trace.requests]
+    sought = [(request.tokens_in - 1) // TOKENS for request in trace.requests]
     never, kept, tokens = (len(whole), 0), set[int](), 0
     for number, prompt in enumerate(whole):
-        tokens += TOKENS * sum(1 for _ in takewhile(kept.__contains__, prompt))
+        tokens += TOKENS * sum(1 for _ in takewhile(kept.__contains__, prompt[: sought[number]]))
         next_use = {}
         for later in range(len(whole) - 1, number, -1):
-            next_use.update({block: (later, depth) for depth, block in enumerate(whole[later])})
+            uses = {block: (later, depth) if depth < sought[later] else never for depth, block in enumerate(whole[later])}
+            next_use.update(uses)
         wanted = sorted(kept | {*prompt}, key=lambda block: next_use.get(block, never))
         kept = {*wanted[:blocks]}
     return tokens

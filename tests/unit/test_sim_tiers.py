@@ -282,7 +282,7 @@ def test_blocks_are_as_long_as_the_traces() -> None:
 # ---------------------------------------------------------------- figures
 
 
-def conversations(seed: int, count: int, every_s: float) -> Trace:
+def conversations(seed: int, count: int, every_s: float, tails: Sequence[int] = (2,)) -> Trace:
     rng = random.Random(seed)
     tips: list[list[int]] = [[n] for n in range(4)]
     fresh = 4
@@ -293,8 +293,8 @@ def conversations(seed: int, count: int, every_s: float) -> Trace:
         prompt += range(fresh, fresh + more)
         fresh += more
         tips.append(prompt)
-        requests.append((index * every_s, prompt))
-    return trace_of(*requests, tail=2)
+        requests.append(TracedRequest(index * every_s, len(prompt) * TOKENS + rng.choice(tails), 0, prompt))
+    return Trace("t", TOKENS, None, requests)
 
 
 def test_the_reports_figures_fit_together() -> None:
@@ -349,7 +349,7 @@ def test_quantiles_are_values_that_occurred() -> None:
 @given(st.integers(0, 10**6), st.floats(0.0, 0.3), st.booleans(), st.sampled_from(["lru", "arc", "hit_density"]))
 def test_nothing_is_found_that_nobody_could(seed: int, every_s: float, governed: bool, policy: str) -> None:
     """Under load, with requests waiting for slots and each other, blocks are found that were not there."""
-    trace = conversations(seed, 40, every_s)
+    trace = conversations(seed, 40, every_s, tails=(0, 0, 1))
     config = config_of(gpu(16), host(24), LMDB, governor=governed)
     setup = setup_of(config, policy=policy)
     report = TieredJob(setup, bound=True).run(trace)
@@ -363,6 +363,15 @@ def test_the_optimum_counts_as_the_product_does() -> None:
     """The bound counts last tokens and partial blocks, and seems out of reach."""
     assert optimum(trace_of((0, range(3)), (1, range(3)), tail=0), 100) == pytest.approx(8 / 24)
     assert optimum(trace_of((0, range(3)), (1, range(3)), tail=1), 100) == pytest.approx(12 / 26)
+
+
+def test_a_block_that_ends_with_its_prompt_is_found_by_the_next() -> None:
+    """The product finds more than "possible": it stores the last block of a prompt, though this one cannot use it."""
+    rows = [TracedRequest(FAR * n, 2 * TOKENS + n % 2, 0, [n // 2 * 2, n // 2 * 2 + 1]) for n in range(60)]
+    trace = Trace("t", TOKENS, None, rows)
+    report = TieredJob(setup_of(config_of(gpu(16), host(24))), bound=True).run(trace)
+    assert report.prefix_tokens == 30 * 2 * TOKENS
+    assert report.optimum_hit_rate == report.prefix_hit_rate
 
 
 def test_what_more_room_brings() -> None:
