@@ -83,7 +83,7 @@ def start(config: Config, first: int = 0) -> tuple[Engine, Tier]:
                 raise ConfigError(f"tiers[{index}].policy", str(error.args[0]), "Install it, or use lru") from error
         clock = MonotonicClock()
         epoch_ms = time.time_ns() // 10**6 - int(clock.now() * 1000)
-        recorder = open_recorder(config, specs, epoch_ms)
+        recorder = open_recorder(config, specs, epoch_ms, clock.now())
         if recorder is not None:
             undo.callback(recorder.close)
         core = Core(
@@ -132,8 +132,8 @@ def recoding_for(tiers: Sequence[Tier], codings: Sequence[Codings], length_bytes
     return None
 
 
-def open_recorder(config: Config, specs: Sequence[BlockSpec], epoch_ms: int) -> TraceRecorder | None:
-    """Who writes requests down, if that is wanted. Raises ConfigError for a file that cannot be written."""
+def open_recorder(config: Config, specs: Sequence[BlockSpec], epoch_ms: int, now_s: float) -> TraceRecorder | None:
+    """Who writes requests down from now on, if that is wanted. Raises ConfigError for a file that cannot be written."""
     trace = config.trace
     if trace.record is None:
         return None
@@ -143,6 +143,7 @@ def open_recorder(config: Config, specs: Sequence[BlockSpec], epoch_ms: int) -> 
         config.model.groups[0].block_tokens,
         block_bytes,
         epoch_ms=epoch_ms,
+        now_s=now_s,
         salt=trace.salt,
         bytes_max=trace.max_bytes,
     )

@@ -1,6 +1,6 @@
 """`TraceRecorder`: writes requests to a file that `kvtier simulate` reads, on a thread of its own.
 
-    {"kvtier_trace": 1, "block_tokens": 16, "block_bytes": 737280, "began": unix time in ms}
+    {"kvtier_trace": 1, "block_tokens": 16, "block_bytes": 737280, "began": unix time in ms, when the file was begun}
     {"t": seconds since then, "in": tokens, "out": tokens, "ids": ["32 hex digits", ...], "session": "32 hex digits"}
     {"t": seconds since then, "session": "32 hex digits", "hint": {"ends": true}}    or any other of `cache.hint`
 
@@ -49,10 +49,11 @@ class TraceRecorder:
         block_bytes: int,
         *,
         epoch_ms: int = 0,
+        now_s: float = 0.0,
         salt: str | None = None,
         bytes_max: int = 1 << 30,
     ) -> None:
-        """epoch_ms: the wall clock's time when the engine's clock is at 0.
+        """epoch_ms: the wall clock's time when the engine's clock is at 0. now_s: the engine's clock.
 
         Raises ConfigError if the file cannot be written.
         """
@@ -68,7 +69,7 @@ class TraceRecorder:
         self._size_bytes = 0
         self._began_ms = 0
         try:
-            self._open()
+            self._open(now_s)
         except OSError as error:
             self._close_file()
             why = "another cache writes it" if isinstance(error, BlockingIOError) else error.strerror or error
@@ -108,12 +109,13 @@ class TraceRecorder:
             except Empty:
                 pass
             going = None not in batch
-            self._write([entry for entry in batch if entry is not None])
+            if entries := [entry for entry in batch if entry is not None]:
+                self._write(entries)
 
     def _write(self, batch: Sequence[Asked | Said]) -> None:
         try:
             if self._file < 0 or self._size_bytes > self._bytes_max:
-                self._open()
+                self._open(batch[0].at_s)
             self._append("".join(map(self._line, batch)).encode())
         except OSError as error:
             self._lose(len(batch))
@@ -148,8 +150,8 @@ class TraceRecorder:
 
     # ------------------------------------------------------------ the file
 
-    def _open(self) -> None:
-        """Go on with the file that is there, if it has room and its blocks are ours; else begin one."""
+    def _open(self, now_s: float) -> None:
+        """Go on with the file that is there, if it has room and its blocks are ours; else begin one now."""
         self._close_file()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two who write would cut each other's lines
@@ -159,13 +161,13 @@ class TraceRecorder:
         if began_ms is None and self._size_bytes:
             self._close_file()
             self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._open()
+            self._open(now_s)
         elif began_ms is not None:
             os.ftruncate(self._file, self._size_bytes)
             self._began_ms = began_ms
         else:
             os.ftruncate(self._file, 0)
-            self._began_ms = self._epoch_ms
+            self._began_ms = self._epoch_ms + int(now_s * 1000)  # the engine's clock itself counts from a boot
             self._append(json.dumps(self._shape | {"began": self._began_ms}).encode() + b"\n")
 
     def _began(self) -> int | None:

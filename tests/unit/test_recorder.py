@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -81,6 +82,19 @@ def test_it_goes_on_after_a_restart(tmp_path):
             assert len(read_trace(path).requests) == len(whole.splitlines()) - 1
             TraceRecorder(path, BLOCK_TOKENS, 2048).close()
             assert path.read_bytes() == whole
+
+
+def test_a_recording_counts_from_its_own_beginning(tmp_path):
+    """Times count from the machine's boot, also after a file was full: a minute's recording seems to take weeks."""
+    path = tmp_path / "trace"
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, epoch_ms=5000, now_s=7200.5, bytes_max=300)
+    for at_s in (7201.0, 7202.5, 7203.0, 7204.25):
+        writer._write([asked(1, at_s)])
+    writer.close()
+    began_ms, *times_s = [line.get("began", line.get("t")) for line in lines_of(tmp_path / "trace.1")]
+    assert (began_ms, times_s) == (7_205_500, [0.5, 2.0])
+    began_ms, *times_s = [line.get("began", line.get("t")) for line in lines_of(path)]
+    assert (began_ms, times_s) == (7_208_000, [0.0, 1.25])
 
 
 def test_only_the_end_of_a_recording_may_be_torn(tmp_path):
@@ -194,6 +208,7 @@ def test_the_simulator_finds_what_the_engine_found(tmp_path, host):
     path = tmp_path / "trace.jsonl"
     limits = {"governor": False, "load_deadline": "1h"}
     config = config_for(None, host=host, limits=limits, trace={"record": str(path), "salt": "s"})
+    began_ms = time.time() * 1000
     with kvtier.open_sync(config) as cache:
         for number in (1, 2, 1, 3, 4, 2, 5, 1, 6, 1, 2):
             tokens = [number * 1000 + i for i in range((number % 3 + 2) * BLOCK_TOKENS + 1)]
@@ -205,6 +220,9 @@ def test_the_simulator_finds_what_the_engine_found(tmp_path, host):
                 pass
         stats = cache.stats()
     assert (stats["traced_requests"], stats["traces_lost"]) == (11, 0)
+    took_ms = time.time() * 1000 - began_ms
+    assert began_ms - 2 <= lines_of(path)[0]["began"] <= began_ms + took_ms
+    assert lines_of(path)[-1]["t"] <= (took_ms + 2) / 1000  # and not since the machine's boot
     trace = read_trace(path)
     replay = Replay(trace, Setup(config, trace.block_tokens))
     replay.run()
