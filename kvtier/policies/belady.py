@@ -27,9 +27,7 @@ class Found(NamedTuple):
     blocks: int  # all that are there
 
 
-def belady_by_request(
-    requests: Sequence[Request], blocks: int, sought: Sequence[int] | None = None
-) -> Iterator[Found]:
+def belady_by_request(requests: Sequence[Request], blocks: int, sought: Sequence[int] | None = None) -> Iterator[Found]:
     """What each request finds in a tier of so many blocks. Costs O(log blocks) for each block of a request.
 
     sought: how many of its blocks, from the first on, each request looks for; it brings the others along. None: all.

@@ -7,7 +7,8 @@ the engine (`prefill_model`) when a prompt is computed. Nothing waits and no byt
 
 Owns: the events to come, and each request on its way. Always: time never goes back; of events at one time the older
 one comes first; every batch that the core plans is acknowledged once. Only whole blocks have a name, and the last
-token of a prompt is always computed, as in the product. Units: tokens, blocks, seconds of the simulated clock.
+token of a prompt is always computed, as in the product. Units: tokens, blocks, seconds of the simulated clock, which
+is at 0 when the first request arrives.
 """
 
 import heapq
@@ -65,6 +66,7 @@ class Replay:
     def __init__(self, trace: Trace, setup: Setup) -> None:
         """Raises ConfigError for a tier without room for a few blocks."""
         pairs = setup.tiers()
+        trace = trace.from_first_arrival()
         config = setup.config
         self._trace = trace
         self._model = setup.model

@@ -109,9 +109,8 @@ class TieredJob:
 def report_of(trace: Trace, run: Replay) -> ReplayReport:
     """The figures of a run that has ended."""
     observed, stats = run.observed, run.core.stats()
-    span_s = max(trace.span_s, observed.end_s)
     tiers = tuple(
-        _tier_report(trace, observed, level, stats["tiers"][level.name], span_s) for level in run.core.residency.levels
+        _tier_report(trace, observed, level, stats["tiers"][level.name]) for level in run.core.residency.levels
     )
     ttft_s = sorted(observed.ttft_s)
     prefix_tokens = sum(tier.prefix_tokens for tier in tiers)
@@ -159,10 +158,10 @@ def more_bytes_of(setup: Setup, tier: str) -> int:
     return max(10**9, capacity_bytes // 16)
 
 
-def _tier_report(trace: Trace, observed: Observed, level: Level, stats: dict[str, Any], span_s: float) -> TierReport:
-    """span_s: over which the writes of a disk are spread."""
-    name, dropped = level.name, stats["dropped_dirty"] + stats["not_kept"]
-    per_day = stats["written_bytes"] / span_s * DAY_S if level.persistent and span_s else None
+def _tier_report(trace: Trace, observed: Observed, level: Level, stats: dict[str, Any]) -> TierReport:
+    """The writes of a disk are spread over the time from the first arrival until all has ended."""
+    name, dropped, end_s = level.name, stats["dropped_dirty"] + stats["not_kept"], observed.end_s
+    per_day = stats["written_bytes"] / end_s * DAY_S if level.persistent and end_s else None
     return TierReport(
         name=name,
         capacity_blocks=level.policy_blocks,

@@ -2,11 +2,11 @@
 
 Owns no state. Always: blocks are numbered from 0 by first appearance, a number stands for a block and all before it,
 no request names one twice; a request's last block may be a partial one. Requests stand in the order of the file.
-Units: tokens, blocks, seconds since the start of the recording.
+Units: tokens, blocks, seconds since whatever the file counts from.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -73,6 +73,16 @@ class Trace:
         """From the first arrival to the last."""
         times = [request.at_s for request in self.requests]
         return max(times) - min(times) if times else 0.0
+
+    def from_first_arrival(self) -> "Trace":
+        """The same, with times that count from the first arrival: a file's may count from a boot, or from 1970. A hint
+        that was said before counts as said then."""
+        start_s = min((request.at_s for request in self.requests), default=0.0)
+        if not start_s:
+            return self
+        requests = [request._replace(at_s=request.at_s - start_s) for request in self.requests]
+        hints = [hint._replace(at_s=max(0.0, hint.at_s - start_s)) for hint in self.hints]
+        return replace(self, requests=requests, hints=tuple(hints))
 
     def prefix_tokens(self, request: TracedRequest, blocks: int) -> int:
         """Tokens of a request's first `blocks` blocks, of which the last may be partial."""

@@ -177,7 +177,9 @@ def best_by_trying(trace: Trace, blocks: int) -> int:
         tokens += TOKENS * sum(1 for _ in takewhile(kept.__contains__, prompt[: sought[number]]))
         next_use = {}
         for later in range(len(whole) - 1, number, -1):
-            uses = {block: (later, depth) if depth < sought[later] else never for depth, block in enumerate(whole[later])}
+            uses = {
+                block: (later, depth) if depth < sought[later] else never for depth, block in enumerate(whole[later])
+            }
             next_use.update(uses)
         wanted = sorted(kept | {*prompt}, key=lambda block: next_use.get(block, never))
         kept = {*wanted[:blocks]}

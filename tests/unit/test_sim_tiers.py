@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 import kvtier
 from kvtier.cache.level import Level
 from kvtier.errors import ConfigError
+from kvtier.sim.hints import Hints
 from kvtier.sim.lanes import Lanes
 from kvtier.sim.replay import Replay
 from kvtier.sim.report import TieredJob, growth, optimum, report_of
 from kvtier.sim.setup import Setup
 from kvtier.sim.tier_model import Speed
-from kvtier.sim.trace import Trace, TracedRequest
+from kvtier.sim.trace import Trace, TracedHint, TracedRequest
 from kvtier.types import EvictItem, Status, StoreKey, Transfer, TransferBatch
 
 TOKENS, BLOCK_BYTES = 4, 2048  # 2 layers x K and V x 4 tokens x 2 heads x 16 x 4 bytes
@@ -317,6 +319,24 @@ def test_the_reports_figures_fit_together() -> None:
     assert report.moved_bytes == sum(tier.written_bytes for tier in report.tiers)
     assert disk.evicted > 0
     assert (report.policy, report.optimum_hit_rate) == ("lru", None)
+
+
+@pytest.mark.parametrize("began_s", [76_000.0, float(1 << 31)])
+def test_figures_do_not_depend_on_what_times_count_from(began_s: float) -> None:
+    """A recording that counts from a boot, or a log that counts from 1970, has a disk that nearly nothing is written
+    to, a wear budget that was saved for years, and an engine that idles."""
+    trace = conversations(3, 100, 0.25)
+    hint = TracedHint(0.0, "s", None, priority=1)
+    trace = replace(trace, hints=[hint], requests=[request._replace(session="s") for request in trace.requests])
+    later = replace(
+        trace,
+        hints=[hint._replace(at_s=began_s - 0.5)],
+        requests=[request._replace(at_s=request.at_s + began_s) for request in trace.requests],
+    )
+    wear = {"per_day": WEAR_BYTES_PER_S * 86_400, "burst": "1h"}
+    for changes in ({}, {"hints": Hints("returns")}):
+        setup = setup_of(config_of(gpu(16), host(32), LMDB | {"wear": wear}), **changes)
+        assert TieredJob(setup).run(later) == TieredJob(setup).run(trace)
 
 
 WEAR_BYTES_PER_S = 4000
