@@ -114,7 +114,7 @@ def recall(rows: Mapping[bytes, bytes]) -> Recalled | None:
 
 
 def _at_snapshot(snapshot: Snapshot, dense: bool) -> Recalled:
-    policy = POLICIES.get(snapshot.policy)(snapshot.blocks)
+    policy = POLICIES.make(snapshot.policy, snapshot.blocks)
     recalled = Recalled(snapshot.policy, policy, dict(snapshot.namespaces), None if dense else {})
     pairs = snapshot.places
     if not dense:

@@ -274,7 +274,7 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec], codings
     blocks = max(1, traits.capacity_bytes // (stride_bytes or block_bytes))
     return Level(
         name=config.name,
-        policy=POLICIES.get(config.policy)(blocks),
+        policy=POLICIES.make(config.policy, blocks),
         policy_name=config.policy,
         policy_blocks=blocks,
         batch_bytes=traits.batch_bytes,

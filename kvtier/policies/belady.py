@@ -7,8 +7,9 @@ Units:   blocks; a request is its blocks in prefix order, a block any integer, t
 By request: all blocks of a request are sought at its arrival; afterwards those are kept, of the old and the new ones,
 that a request will need soonest, and of those that one request needs the shallow ones first. So what is kept is closed
 under prefixes, and no policy finds more prefix blocks. Blocks that a request brings and does not look for (the last one
-of a prompt, whose last token is always computed) may be kept from then on, and not for its sake. By access: every block is a request of its own, in prefix order,
-and the one needed last leaves; with bypass, that may be the one that has just come (Belady 1966, algorithm MIN).
+of a prompt, whose last token is always computed) may be kept from then on, and not for its sake. By access: every block
+is a request of its own, in prefix order, and the one needed last leaves; with bypass, that may be the one that has just
+come (Belady 1966, algorithm MIN).
 """
 
 from collections.abc import Iterator, Sequence

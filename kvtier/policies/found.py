@@ -7,15 +7,19 @@ looked up among the entry points, which a package declares in its pyproject.toml
     mine = "package.module:Class"
 
 Whatever is found is called with the number of blocks that the tier holds, and must be a `Policy`. The contract that it
-should keep is `kvtier.testing.policies`. Always: nothing of another package is imported before it is asked for by name.
+should keep is `kvtier.testing.policies`. Always: nothing of another package is imported before it is asked for by name,
+and whatever it raises then is a KeyError that says what.
 """
 
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from kvtier.policies.base import PolicyMaker
+from kvtier.policies.base import Policy, PolicyMaker
 from kvtier.registry import POLICY_ENTRY_POINTS, Registry, suggestion
+
+WRITE = "Write package.module:Class."
+METHODS = tuple(name for name in vars(Policy) if name == "__len__" or not name.startswith("_"))
 
 
 class PolicyRegistry(Registry[PolicyMaker]):
@@ -27,10 +31,32 @@ class PolicyRegistry(Registry[PolicyMaker]):
             return super().get(name)
         if ":" in name:
             return self._imported(name)
-        found = {point.name: point for point in entry_points(group=POLICY_ENTRY_POINTS)}
+        found = self._declared()
         if name in found:
             return self._imported(found[name].value)
         raise KeyError(f"unknown policy {name!r}. {suggestion(name, {*self, *found})}")
+
+    def make(self, name: str, blocks: int) -> Policy:
+        """A policy for so many blocks. Raises KeyError, as `get` does, also for what cannot be made or is none."""
+        maker = self.get(name)
+        if name in self:
+            return maker(blocks)
+        try:
+            policy = maker(blocks)
+        except (Exception, SystemExit) as error:  # somebody else's code: whatever it is, it is told
+            raise KeyError(f"policy {name!r} cannot be made for {blocks} blocks: {told(error)}. {WRITE}") from error
+        missing = [method for method in METHODS if not callable(getattr(policy, method, None))]
+        if missing:
+            raise KeyError(f"{name!r} is no policy: it has no {', '.join(missing)}. {WRITE}")
+        return policy
+
+    def known(self) -> set[str]:
+        """The names that can be asked for without a colon."""
+        return {*self, *self._declared()}
+
+    @staticmethod
+    def _declared() -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=POLICY_ENTRY_POINTS)}
 
     @staticmethod
     def _imported(place: str) -> PolicyMaker:
@@ -39,9 +65,15 @@ class PolicyRegistry(Registry[PolicyMaker]):
             maker: Any = import_module(module_name.strip())
             for part in path.strip().split("."):
                 maker = getattr(maker, part)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise KeyError(f"policy {place!r} cannot be imported: {error}. Write package.module:Class.") from error
+        except (Exception, SystemExit) as error:  # importing runs somebody else's code
+            raise KeyError(f"policy {place!r} cannot be imported: {told(error)}. {WRITE}") from error
         if not callable(maker):
-            raise KeyError(f"policy {place!r} is no class. Write package.module:Class.")
+            raise KeyError(f"policy {place!r} is no class. {WRITE}")
         made: PolicyMaker = maker
         return made
+
+
+def told(error: BaseException) -> str:
+    """What somebody else's code raised, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

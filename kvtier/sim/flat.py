@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from kvtier.policies import POLICIES
-from kvtier.policies.base import Access, Hint, Policy, SupportsHints
+from kvtier.policies.base import Access, Hint, SupportsHints
 from kvtier.policies.belady import Found, belady_by_access, belady_by_request
+from kvtier.sim.guarded import policy_of
 from kvtier.sim.hints import Hints
 from kvtier.sim.trace import Trace
 
@@ -67,8 +67,8 @@ class OneTier:
     """A cache of `blocks` blocks in which a policy says who leaves."""
 
     def __init__(self, policy: str, blocks: int, unique_blocks: int) -> None:
-        """policy: a name in POLICIES. unique_blocks: the largest block number, and one more."""
-        self._policy: Policy = POLICIES.get(policy)(blocks)
+        """policy: its name. unique_blocks: the largest block number, and one more."""
+        self._policy = policy_of(policy, blocks)
         self._come_at_once = policy in APPENDING
         self._blocks = blocks
         self._held = 0
@@ -134,11 +134,11 @@ def simulate(
     hints: Hints | None = None,
     progress: Progress | None = None,
 ) -> FlatResult:
-    """Replay a trace against `blocks` blocks. policy: a name in POLICIES, or `belady` for the bound.
+    """Replay a trace against `blocks` blocks. policy: as in the configuration, or `belady` for the bound.
 
     hints: are given to a policy that can use them.
 
-    Raises KeyError, which names the nearest one, for an unknown policy.
+    Raises UsageError for an unknown policy, and for one of another package that does not keep its contract.
     """
     blocks = min(blocks, max(1, trace.unique_blocks))  # in more than that nothing leaves, either
     every = _bound(trace, blocks, order) if policy == BELADY else _replayed(trace, policy, blocks, order, hints)

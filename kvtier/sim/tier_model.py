@@ -17,9 +17,9 @@ from kvtier.cache.level import Level, Room
 from kvtier.config import GpuTierConfig, LmdbTierConfig, TierConfig
 from kvtier.engine.gates import gate_of
 from kvtier.errors import ConfigError
-from kvtier.policies import POLICIES
 from kvtier.policies.gate import Gate
 from kvtier.policies.wear import Written
+from kvtier.sim.guarded import policy_of
 from kvtier.tiers import arena_tier, gpu, host
 from kvtier.tiers.base import TierTraits
 from kvtier.tiers.lmdb import store
@@ -128,7 +128,7 @@ def modelled(
     """A tier and the deciding code's view of it, for blocks of these groups.
 
     policy: instead of the configuration's. codings: the tier's codec; all blocks become as long as it expects.
-    Raises ConfigError for a capacity without room for a few blocks.
+    Raises ConfigError for a capacity without room for a few blocks, UsageError for a policy that there is not.
     """
     stride_bytes = max(codings.slot_bytes(spec.block_bytes) for spec in specs)
     speed = speed or SPEEDS[config.type]
@@ -175,7 +175,7 @@ def _level(
     blocks = max(1, traits.capacity_bytes // stride_bytes)
     return Level(
         name=config.name,
-        policy=POLICIES.get(policy)(blocks),
+        policy=policy_of(policy, blocks),
         policy_name=policy,
         policy_blocks=blocks,
         batch_bytes=traits.batch_bytes,

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier.errors import KvtierError
+from kvtier.errors import KvtierError, UsageError
 from kvtier.policies import POLICIES
 from kvtier.policies.base import Access, Hint
 from kvtier.policies.belady import belady_by_access
@@ -146,7 +146,7 @@ def test_larger_than_all(shipped: Trace) -> None:
 
 def test_an_unknown_policy_is_named(shipped: Trace) -> None:
     """A slip of the pen runs something else."""
-    with pytest.raises(KeyError, match="Did you mean 'lru'"):
+    with pytest.raises(UsageError, match="Did you mean 'lru'"):
         simulate(shipped, "lruu", 5, "request")
 
 
@@ -169,7 +169,7 @@ def test_all_jobs_in_order(shipped: Trace, processes: int) -> None:
 def test_a_jobs_error_comes_through(shipped: Trace, processes: int) -> None:
     """What goes wrong in a process of its own is lost, and we wait for ever."""
     jobs = [FlatJob("lru", 5, "flat"), FlatJob("none", 5, "flat")]
-    with pytest.raises(KeyError, match="unknown policy"):
+    with pytest.raises(UsageError, match="unknown policy"):
         list(run_all(cut(shipped, 20), jobs, lambda served: None, processes))
 
 

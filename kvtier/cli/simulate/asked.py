@@ -22,6 +22,7 @@ POLICIES_DEFAULT = ("lru", "arc", "hit_density", BELADY)
 CAPACITIES_DEFAULT = ("1%", "2%", "5%", "10%", "20%")
 TOKEN_BYTES = 128 << 10  # of the KV of one token: a model of 8 B with 8 KV heads, in 16 bits
 RUNS_MAX = 10_000
+TRIED_BLOCKS = 1000  # for which a policy is made once before anything is computed
 NOISE_MAX = 10
 NO_HINTS = "none"
 OTHERWISE = "A number of blocks is whole; a share of the working set is written 5%."
@@ -72,7 +73,7 @@ def _first_given(options: Mapping[str, object]) -> str | None:
 
 
 def policies_of(options: Options) -> list[str]:
-    """Names in POLICIES, and maybe `belady`, each once. None: the usual ones; with tiers, those of the file."""
+    """Names of policies, and maybe `belady`, each once. None: the usual ones; with tiers, those of the file."""
     if options.policies is None:
         return [] if options.tiers else [*POLICIES_DEFAULT]
     names = split(options.policies)
@@ -80,16 +81,18 @@ def policies_of(options: Options) -> list[str]:
         if name != BELADY:
             _expect_policy(name)
     if not names:
-        raise UsageError(f"--policy names no policy. {suggestion('', [*POLICIES, BELADY])}")
+        raise UsageError(f"--policy names no policy. {suggestion('', {*POLICIES.known(), BELADY})}")
     return names
 
 
 def _expect_policy(name: str) -> None:
+    known = {*POLICIES.known(), BELADY}
+    if ":" not in name and name not in known:
+        raise UsageError(f"--policy: unknown policy {name!r}. {suggestion(name, known)}")
     try:
-        POLICIES.get(name)
+        POLICIES.make(name, TRIED_BLOCKS)
     except KeyError as error:
-        unknown = f"unknown policy {name!r}. {suggestion(name, [*POLICIES, BELADY])}"
-        raise UsageError(f"--policy: {error.args[0] if ':' in name else unknown}") from None
+        raise UsageError(f"--policy: {error.args[0]}") from error
 
 
 def order_of(options: Options) -> str:
