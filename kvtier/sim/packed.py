@@ -1,11 +1,13 @@
 """The lines of a text file, whatever it is packed with.
 
-Owns the open file while it is read. Always: what cannot be read is a TraceError that names the file. The packing
-follows from the name's end: .xz, .gz, .zst; any other name is plain text.
+Owns the open file while it is read. Always: what cannot be read is a TraceError that names the file, and so is one that
+ends before its packing does: half a trace has figures too. The packing follows from the name's end: .xz, .gz, .zst; any
+other name is plain text.
 """
 
 import gzip
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +20,9 @@ from kvtier.errors import TraceError
 
 Opener = Callable[[Path], IO[bytes]]
 
-ZSTD_MODULES = ("compression.zstd", "zstandard", "pyzstd")  # the first is Python's own, from 3.14 on
+# The first is Python's own, from 3.14 on, the second the same for older ones. Others read half a file, or the first of
+# its frames, without a word.
+ZSTD_MODULES = ("compression.zstd", "backports.zstd")
 DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
 
@@ -30,8 +34,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-    except DAMAGED as error:
-        raise TraceError(str(path), None, f"its packing is damaged ({error})", "Fetch the file again.") from error
+    except (*DAMAGED, *_zstd_errors()) as error:
+        remedy = "Fetch the file again; one whose name ends in .xz, .gz or .zst has to be packed so."
+        raise TraceError(str(path), None, f"its packing is damaged ({error})", remedy) from error
     except UnicodeDecodeError as error:
         remedy = "A trace is JSON, one request a line; packed ones end in .xz, .gz or .zst."
         raise TraceError(str(path), number + 1, "it is no UTF-8 text", remedy) from error
@@ -71,20 +76,25 @@ def _zst(path: Path) -> IO[bytes]:
     path.stat()  # a file that is not there is told before a package that is not
     module = _zstd_module()
     if module is None:
-        remedy = "Install one (pip install zstandard), or unpack the file with `zstd -d`."
+        remedy = "Install one (pip install 'kvtier[zstd]'), or unpack the file with `zstd -d`."
         raise TraceError(str(path), None, "no decoder for .zst is installed", remedy)
     file: IO[bytes] = module.open(path, "rb")
     return file
 
 
 def _zstd_module() -> Any | None:
-    """The first of several packages that is installed; all open a file in the same way."""
+    """The first that is installed; both open a file in the same way."""
     for name in ZSTD_MODULES:
         try:
             return import_module(name)
         except ImportError:
             continue
     return None
+
+
+def _zstd_errors() -> tuple[type[Exception], ...]:
+    """What a damaged .zst raises. Nothing is imported: this is asked while something is being raised."""
+    return tuple(sys.modules[name].ZstdError for name in ZSTD_MODULES if name in sys.modules)
 
 
 _OPENERS: dict[str, Opener] = {".xz": _xz, ".gz": _gz, ".zst": _zst}

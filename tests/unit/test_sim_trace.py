@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -60,14 +61,51 @@ def test_a_recorded_trace_says_what_a_block_is(tmp_path: Path) -> None:
     assert trace == Trace("r", 16, 4096, [TracedRequest(0.0, 40, 0, [0, 1])])
 
 
-@pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".xz", ".gz", ".zst"])
 def test_packings(tmp_path: Path, suffix: str) -> None:
     """A packed trace has to be unpacked by hand."""
     data = "".join(json.dumps(line) + "\n\n" for line in OURS).encode()  # empty lines are passed over
-    pack: Any = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}[suffix]
+    pack: Any = PACKERS.get(suffix, bytes)
     path = tmp_path / f"some.trace.jsonl{suffix}"
     path.write_bytes(pack(data))
     assert read_trace(path) == Trace("some.trace", 512, None, READ)
+
+
+def zstd_of(data: bytes) -> bytes:
+    module: Any = packed._zstd_module() or pytest.skip("without kvtier[zstd]")
+    packed_data: bytes = module.compress(data)
+    return packed_data
+
+
+PACKERS: dict[str, Any] = {".xz": lzma.compress, ".gz": gzip.compress, ".zst": zstd_of}
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_half_a_packed_file_is_none(tmp_path: Path, suffix: str, header: bool) -> None:
+    """A download that broke off is simulated as a shorter trace, or said to be no JSON; a recording may lack a line."""
+    rng = random.Random(1)
+    lines = [{"kvtier_trace": 1, "block_tokens": 512}] * header
+    lines += [{"t": n, "in": 512, "ids": [rng.randrange(1 << 60)]} for n in range(3000)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path, pack = tmp_path / f"t.jsonl{suffix}", PACKERS[suffix]
+    whole = pack(data)
+    path.write_bytes(pack(data[: len(data) // 2]) + pack(data[len(data) // 2 :]))  # one behind the other is one file
+    assert len(read_trace(path).requests) == 3000
+    for part in (0.6, 0.001, 0.999):
+        path.write_bytes(whole[: int(part * len(whole))])
+        assert "packing is damaged" in refused(path).problem
+    path.write_bytes(pack(data[:-5]))  # of a recording that was packed while it was written
+    assert "no JSON" in refused(path).problem if not header else len(read_trace(path).requests) == 2999
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_what_is_not_packed_as_it_is_called(tmp_path: Path, suffix: str) -> None:
+    """A name that is wrong ends in a traceback of whoever unpacks."""
+    zstd_of(b"") if suffix == ".zst" else None
+    error = refused(written(tmp_path / f"a.jsonl{suffix}", OURS))
+    assert "packing is damaged" in error.problem
+    assert suffix in error.remedy
 
 
 def test_zstd_takes_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +117,7 @@ def test_zstd_takes_what_is_installed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "zstd -d" in error.remedy
     decoder: Any = ModuleType("a_decoder")
     decoder.open = lambda file, mode: file.open(mode)  # as those packages do it, but for the packing
+    decoder.ZstdError = ValueError
     monkeypatch.setitem(sys.modules, "a_decoder", decoder)
     monkeypatch.setattr(packed, "ZSTD_MODULES", ("no_such_decoder", "a_decoder"))
     assert read_trace(path).requests == READ
