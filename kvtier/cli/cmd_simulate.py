@@ -12,7 +12,7 @@ JSON, one object a line (keys are stable):
 
 from pathlib import Path
 
-from kvtier.cli.simulate import asked
+from kvtier.cli.simulate import asked, stopping
 from kvtier.cli.simulate.asked import Options
 from kvtier.sim.reading import read_trace
 
@@ -26,10 +26,13 @@ def simulate(file: Path, options: Options, json_output: bool) -> int:
     if options.tiers is None:
         from kvtier.cli.simulate import one_tier
 
-        order = asked.order_of(options)
-        one_tier.show(read_trace(file, block_tokens), policies, order, options, json_output)
+        order, trace = asked.order_of(options), read_trace(file, block_tokens)
+        with stopping.tidily():
+            one_tier.show(trace, policies, order, options, json_output)
     else:
         from kvtier.cli.simulate import several_tiers
 
-        several_tiers.show(read_trace(file, block_tokens), policies, options.tiers, options, json_output)
+        trace = read_trace(file, block_tokens)
+        with stopping.tidily():
+            several_tiers.show(trace, policies, options.tiers, options, json_output)
     return 0

@@ -1,7 +1,7 @@
 """Several runs at once: one process for each core, each with the trace in memory.
 
 Owns its processes. Always: results come in the order of the jobs; one job, or one core, runs in this process; an error
-of one job ends the others. Units: requests.
+of one job ends the others; a process ends with the one that began it, whatever that one dies of. Units: requests.
 """
 
 import os
@@ -9,7 +9,8 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import Protocol, TypeVar
 
 from kvtier.errors import KvtierError
@@ -60,7 +61,15 @@ _traces: list[Trace] = []  # of a worker process: the one that it was begun with
 
 def _begin(trace: Trace) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt is for the terminal's whole group: end without a word
+    Thread(target=_end_with_parent, name="kvtier-parent", daemon=True).start()
     _traces[:] = [trace]
+
+
+def _end_with_parent() -> None:
+    """A job computes for minutes without looking whether anybody waits for it; a killed parent tells nobody."""
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def _run_there(job: Job[Result]) -> Result:
