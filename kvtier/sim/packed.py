@@ -34,7 +34,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-    except (*DAMAGED, *_zstd_errors()) as error:
+    except _damages() as error:
         remedy = "Fetch the file again; one whose name ends in .xz, .gz or .zst has to be packed so."
         raise TraceError(str(path), None, f"its packing is damaged ({error})", remedy) from error
     except UnicodeDecodeError as error:
@@ -92,9 +92,9 @@ def _zstd_module() -> Any | None:
     return None
 
 
-def _zstd_errors() -> tuple[type[Exception], ...]:
-    """What a damaged .zst raises. Nothing is imported: this is asked while something is being raised."""
-    return tuple(sys.modules[name].ZstdError for name in ZSTD_MODULES if name in sys.modules)
+def _damages() -> tuple[type[Exception], ...]:
+    """What a damaged file raises. Nothing is imported: this is asked while something is being raised."""
+    return (*DAMAGED, *(sys.modules[name].ZstdError for name in ZSTD_MODULES if name in sys.modules))
 
 
 _OPENERS: dict[str, Opener] = {".xz": _xz, ".gz": _gz, ".zst": _zst}
