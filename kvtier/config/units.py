@@ -19,10 +19,14 @@ BYTE_UNITS = {
     "MB": 1000**2,
     "GB": 1000**3,
     "TB": 1000**4,
+    "PB": 1000**5,
+    "EB": 1000**6,
     "KiB": 1 << 10,
     "MiB": 1 << 20,
     "GiB": 1 << 30,
     "TiB": 1 << 40,
+    "PiB": 1 << 50,
+    "EiB": 1 << 60,
 }
 SECOND_UNITS = {
     "us": Decimal("1e-6"),
@@ -31,7 +35,7 @@ SECOND_UNITS = {
     "m": Decimal(60),
     "h": Decimal(3600),
 }
-_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _READABLE_DIGITS = 4
 BYTES_MAX = 1 << 62  # offsets are signed 64-bit numbers in the kernel's interfaces
 SECONDS_MAX = 1e9  # 30 years; a thread that waits counts nanoseconds in 63 bits, and ends at 9.2e9 s
