@@ -31,6 +31,7 @@ from kvtier.types import PAGE_BYTES, ModelSpec
 
 TRACE_SALT_BYTES_MAX = 64  # of a BLAKE2b key
 TRACE_BYTES_MIN = 1 << 20
+PACKED = (".xz", ".gz", ".zst")  # as `kvtier simulate` knows them
 
 BLOCKS_MIN = 2  # with a single slot nothing can be kept while something is filled
 
@@ -174,7 +175,11 @@ def check_store_outside_weights(weights: Path | None, tiers: Sequence[TierConfig
 
 
 def check_trace(trace: TraceConfig, problems: list[ConfigError]) -> None:
-    """A salt that its hash takes whole, and a file that holds some requests."""
+    """A salt that its hash takes whole, and a file that holds some requests and is called what it is."""
+    if trace.record is not None and trace.record.suffix.lower() in PACKED:
+        problem = f"{trace.record} is written as plain text, and its name says that it is packed"
+        remedy = f"Name it {trace.record.with_suffix('')}; what is set aside of it can be packed."
+        problems.append(ConfigError("trace.record", problem, remedy))
     if trace.salt is not None and len(trace.salt.encode()) > TRACE_SALT_BYTES_MAX:
         problem = f"has {len(trace.salt.encode())} bytes, and its hash takes {TRACE_SALT_BYTES_MAX}"
         problems.append(ConfigError("trace.salt", problem, "Use a shorter text."))

@@ -182,6 +182,8 @@ WRONG: list[tuple[str, list[Any], Any, str]] = [
     ("limits.pin_quota", ["limits", "pin_quota"], "150%", "more than the whole"),
     ("trace.recrod", ["trace"], {"recrod": "x"}, "Did you mean 'record'"),
     ("trace.record", ["trace"], {"record": 7}, "in quotes"),
+    ("trace.record", ["trace"], {"record": "a/b.jsonl.XZ"}, "Name it a/b.jsonl;"),
+    ("trace.record", ["trace"], {"record": "b.zst"}, "says that it is packed"),
     ("trace.salt", ["trace"], {"salt": "x" * 65}, "65 bytes, and its hash takes 64"),
     ("trace.max", ["trace"], {"max": "4KiB"}, "less than 1MiB"),
     ("limits.queue", ["limits", "queue"], "4KiB", "less than 1 block of 48KiB.*at least 48KiB"),
