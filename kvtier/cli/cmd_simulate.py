@@ -5,16 +5,18 @@ the file's own policies). Runs share the cores. What was wrong in the options or
 
 JSON, one object a line (keys are stable):
     one tier   trace, policy, capacity_blocks, accesses, hits (blocks), prefix_tokens, input_tokens, prefix_hit_rate,
-               seconds (of one core)
+               seconds (of one core); where they are not the usual ones order, and hinted (which hints)
     tiers      the fields of `ReplayReport`, `tiers` those of `TierReport`; growth [{tier, more_bytes, prefix_hit_rate,
                gain_per_gb, ttft_p50_s}]
 """
 
+import sys
 from pathlib import Path
 
 from kvtier.cli.simulate import asked, stopping
 from kvtier.cli.simulate.asked import Options
 from kvtier.sim.reading import read_trace
+from kvtier.sim.trace import Trace
 
 
 def simulate(file: Path, options: Options, json_output: bool) -> int:
@@ -26,13 +28,26 @@ def simulate(file: Path, options: Options, json_output: bool) -> int:
     if options.tiers is None:
         from kvtier.cli.simulate import one_tier
 
-        order, trace = asked.order_of(options), read_trace(file, block_tokens)
+        order, trace = asked.order_of(options), _read(file, block_tokens)
         with stopping.tidily():
             one_tier.show(trace, policies, order, options, json_output)
     else:
         from kvtier.cli.simulate import several_tiers
 
-        trace = read_trace(file, block_tokens)
+        trace = _read(file, block_tokens)
         with stopping.tidily():
             several_tiers.show(trace, policies, options.tiers, options, json_output)
     return 0
+
+
+def _read(file: Path, block_tokens: int | None) -> Trace:
+    """Read it, and say what makes its figures doubtful."""
+    trace = read_trace(file, block_tokens)
+    if trace.strayed:
+        print(
+            f"warning: {file}: {len(trace.strayed)} of {len(trace.requests)} requests (the first is number "
+            f"{trace.strayed[0] + 1}) name a block behind another than before. A name must tell all that lies before "
+            "its block; else what is found could not be used",
+            file=sys.stderr,
+        )
+    return trace

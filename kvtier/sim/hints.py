@@ -42,6 +42,13 @@ class Hints:
     wrong: float = 0.0
     false_ends: float = 0.0
 
+    def __str__(self) -> str:
+        """``returns, noise 2, coverage 50 %``: what is not usual is told."""
+        shares = {"coverage": self.coverage, "wrong": self.wrong, "false ends": self.false_ends}
+        usual = {"coverage": 1.0, "wrong": 0.0, "false ends": 0.0}
+        told = [f"{name} {100 * share:g} %" for name, share in shares.items() if share != usual[name]]
+        return ", ".join([self.kind, *[f"noise {self.noise:g}"] * bool(self.noise), *told])
+
     def of(self, trace: Trace) -> Iterator[list[Said]]:
         """What a policy hears after each request; as in the product, not the ends of who is mostly wrong."""
         trust = Trust()

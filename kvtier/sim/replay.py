@@ -92,6 +92,7 @@ class Replay:
             pin_quota=config.limits.pin_quota,
         )
         self.telling = Telling(trace, self.core.hint, setup.hints, recorded=setup.recorded_hints)
+        self.hinted = str(setup.hints or "recorded") if setup.hints or self.telling.recorded else None
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = 0
         self._waiting: deque[_Served] = deque()

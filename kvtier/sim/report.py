@@ -48,8 +48,9 @@ class ReplayReport:
     """One run. optimum_hit_rate: Belady's bound for one tier as large as all together; None: not asked for.
 
     declined_tokens: found, and computed nevertheless, for that was faster or the deadline was near. uncached: requests
-    that the top tier is too small for. busy: the part of the time in which the engine computed. hints: said of
-    sessions, ends_wrong: ends of those that came back, distrusted_hints: ends that nobody believed.
+    that the top tier is too small for. busy: the part of the time in which the engine computed. hinted: which hints
+    were made up of the trace's future, or `recorded`; None: none. hints: said of sessions, ends_wrong: ends of those
+    that came back, distrusted_hints: ends that nobody believed.
     """
 
     trace: str
@@ -67,6 +68,7 @@ class ReplayReport:
     declined_tokens: int
     uncached: int
     busy: float
+    hinted: str | None
     hints: int
     ends_wrong: int
     distrusted_hints: int
@@ -130,6 +132,7 @@ def report_of(trace: Trace, run: Replay) -> ReplayReport:
         declined_tokens=stats["declined_tokens"],
         uncached=observed.uncached,
         busy=run.prefill.busy_s / observed.end_s if observed.end_s else 0.0,
+        hinted=run.hinted,
         hints=stats["hints"],
         ends_wrong=stats["ends_wrong"],
         distrusted_hints=stats["distrusted_hints"],

@@ -68,6 +68,18 @@ class Trace:
         """The working set: what a cache would hold that forgets nothing."""
         return 1 + max((max(request.blocks) for request in self.requests if request.blocks), default=-1)
 
+    @cached_property
+    def strayed(self) -> list[int]:
+        """Requests, by number, that name a block behind another one than those before them did."""
+        parents: dict[int, int] = {}
+        strayed = []
+        for number, request in enumerate(self.requests):
+            befores = [-1, *request.blocks[:-1]]
+            pairs = zip(request.blocks, befores, strict=True)
+            if any(parents.setdefault(block, before) != before for block, before in pairs):
+                strayed.append(number)
+        return strayed
+
     @property
     def span_s(self) -> float:
         """From the first arrival to the last."""

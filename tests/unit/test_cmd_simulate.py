@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kvtier.cli.main import app
-from kvtier.cli.simulate import asked, plot, progress
+from kvtier.cli.simulate import asked, plot, plot_flat, progress
 from kvtier.errors import UsageError
 from kvtier.sim import jobs
-from kvtier.sim.flat import simulate
+from kvtier.sim.flat import FlatJob, simulate
 from kvtier.sim.hints import Hints
 from kvtier.sim.reading import read_trace
 from kvtier.sim.report import ReplayReport, TierReport
@@ -116,9 +116,46 @@ def test_hints_are_heeded(trace: Path) -> None:
     assert wrong == simulate(read, "lru", 300, "request", Hints("ends", wrong=0.1)).hits != hits_of()
 
 
+NOISY = ["--hints", "returns", "--hint-noise", "2", "--hint-coverage", "0.5", "--hint-wrong", "0.125"]
+
+
+def test_runs_with_hints_can_be_told_apart(trace: Path, tiers: Path) -> None:
+    """Two results lie on a desk, and nobody knows any more which of them is the one with hints, or with which."""
+    options = ["--policy", "lru", "--capacity", "300"]
+    (row,) = lines_of(run(trace, *options, "--json", *NOISY))
+    assert row["hinted"] == "returns, noise 2, coverage 50 %, wrong 12.5 %"
+    (row,) = lines_of(run(trace, *options, "--json", "--order", "flat", "--hints", "ends"))
+    assert (row["hinted"], row["order"]) == ("ends", "flat")
+    told = "with hints: returns, noise 2, coverage 50 %, wrong 12.5 %"
+    assert f"\n{told}\n" in run(trace, *options, *NOISY).stdout
+    assert f"\nin flat order, {told}\n" in run(trace, *options, "--order", "flat", *NOISY).stdout
+    assert "hints" not in run(trace, *options).stdout
+    assert f"\n{told}; said: " in run(trace, "--tiers", tiers, "--no-growth", *NOISY).stdout
+
+
+def test_chains_that_contradict_each_other_are_told(tmp_path: Path, trace: Path) -> None:
+    """Hashes of the blocks alone are taken for hashes of prefixes, and what is found could never be used."""
+    lines = [{"t": n, "in": 1024, "ids": ids} for n, ids in enumerate([[1, 2], [1, 3], [2, 1], [1, 2], [3]])]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    result = run(path, "--policy", "lru", "--capacity", "2", "--json")
+    assert "2 of 5 requests (the first is number 3)" in result.stderr
+    assert [row["accesses"] for row in lines_of(result)] == [9]
+    assert run(trace, "--policy", "lru", "--capacity", "2", "--json").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("size", "blocks"),
-    [("5%", 30), ("0.5 %", 3), ("100%", 600), ("7", 7), ("64GiB", 1024), ("1 GB", 14), ("128MiB", 2)],
+    [
+        ("5%", 30),
+        ("0.5 %", 3),
+        ("100%", 600),
+        ("7", 7),
+        ("64GiB", 1024),
+        ("1 GB", 14),
+        ("128MiB", 2),
+        ("1EiB", 1 << 34),
+    ],
 )
 def test_sizes(trace: Path, size: str, blocks: int) -> None:
     """A capacity is taken for another: bytes for blocks, or a share for a number."""
@@ -218,7 +255,10 @@ def test_hints_with_tiers_are_heeded(short: Path, tiers: Path) -> None:
     wrong = row_of("--hints", "ends", "--hint-wrong", "0.2")
     assert wrong["ends_wrong"] > 0
     text = run(short, "--tiers", tiers, "--no-growth", "--hints", "ends", "--hint-wrong", "0.2").stdout
-    assert f"hints said: {wrong['hints']}; ends of sessions that came back: {wrong['ends_wrong']}" in text
+    assert (
+        f"with hints: ends, wrong 20 %; said: {wrong['hints']}; ends of sessions that came back: {wrong['ends_wrong']}"
+        in text
+    )
 
 
 def test_recorded_hints_are_heeded(short: Path, tiers: Path) -> None:
@@ -227,9 +267,13 @@ def test_recorded_hints_are_heeded(short: Path, tiers: Path) -> None:
     lines = [json.loads(line) | {"session": "s"} for line in short.read_text(encoding="utf-8").splitlines()]
     lines.insert(3, {"t": 2.5, "session": "s", "hint": {"ends": True}})
     short.write_text("\n".join([header, *map(json.dumps, lines)]) + "\n", encoding="utf-8")
-    for options, hints in (((), 1), (("--hints", "none"), 0), (("--hints", "returns"), 40)):
+    for options, hints, name in (
+        ((), 1, "recorded"),
+        (("--hints", "none"), 0, None),
+        (("--hints", "returns"), 40, "returns"),
+    ):
         (row,) = lines_of(run(short, "--tiers", tiers, "--no-growth", "--json", *options))
-        assert row["hints"] == hints, options
+        assert (row["hints"], row["hinted"]) == (hints, name), options
     (row,) = lines_of(run(short, "--policy", "lru", "--capacity", "300", "--json"))
     assert row["accesses"] == 300
 
@@ -279,6 +323,19 @@ def test_what_is_drawn(trace: Path) -> None:
     assert right.lines[0].get_xdata() == [30, 30]
 
 
+def test_a_plot_says_which_hints(trace: Path) -> None:
+    """Two pictures lie on a desk, and one of them is with hints."""
+    pytest.importorskip("matplotlib")
+    read = read_trace(trace)
+    for hints, order, title in (
+        (None, "request", "One tier"),
+        (Hints("ends", wrong=0.1), "flat", "One tier\nin flat order, with hints: ends, wrong 10 %"),
+    ):
+        runs = [FlatJob("lru", 300, order, hints).run(read)]
+        figure = plot.figure_of(read, lambda axes, runs=runs: plot_flat.draw(axes, read, runs), [300])
+        assert figure.axes[0].get_title(loc="left") == title
+
+
 def test_no_plot_without_matplotlib(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour is computed before somebody hears what to install."""
     monkeypatch.setattr(asked, "find_spec", lambda name: None)
@@ -301,6 +358,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--capacity", "nan%"], "0% to 100%"),
     (["--capacity", "x%"], "0% to 100%"),
     (["--capacity", "5furlongs"], "furlongs"),
+    (["--capacity", "5EiB"], "more than any device holds"),
     (["--capacity", "-5"], "negative"),
     (["--capacity", "0.5"], "written 5%"),
     (["--capacity", "²"], "is not a size"),

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from kvtier.cli.simulate import asked, progress, tables
 from kvtier.cli.simulate.asked import Options
-from kvtier.sim.flat import FlatJob, FlatRun
+from kvtier.sim.flat import ORDERS, FlatJob, FlatRun
 from kvtier.sim.jobs import run_all
 from kvtier.sim.trace import Trace
 
@@ -37,6 +37,11 @@ def show(trace: Trace, policies: Sequence[str], order: str, options: Options, js
 
 def record(trace: Trace, run: FlatRun) -> dict[str, Any]:
     """As plain data; `cmd_simulate` says what the keys mean."""
+    unusual: dict[str, Any] = {}
+    if run.job.order != ORDERS[0]:
+        unusual["order"] = run.job.order
+    if run.job.hints:
+        unusual["hinted"] = str(run.job.hints)
     return {
         "trace": trace.name,
         "policy": run.job.policy,
@@ -47,4 +52,5 @@ def record(trace: Trace, run: FlatRun) -> dict[str, Any]:
         "input_tokens": trace.input_tokens,
         "prefix_hit_rate": run.found.prefix_tokens / trace.input_tokens,
         "seconds": round(run.seconds, 3),
+        **unusual,
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvtier.cli.figures import FAINT
 from kvtier.cli.simulate.plot import BOUND, COLOURS, legend_below, short
+from kvtier.cli.simulate.tables import unusual
 from kvtier.sim.flat import BELADY, FlatRun
 from kvtier.sim.trace import Trace
 
@@ -28,7 +29,7 @@ def draw(axes: Any, trace: Trace, runs: Sequence[FlatRun]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("capacity, blocks")
     axes.set_ylabel("prefix tokens found, % of input")
-    axes.set_title("One tier", loc="left", fontsize=11)
+    axes.set_title("\n".join(filter(None, ("One tier", unusual(runs[0].job)))), loc="left", fontsize=11)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     legend_below(axes, LEGEND_COLUMNS)

@@ -28,7 +28,7 @@ def draw(axes: Any, reports: Sequence[ReplayReport]) -> None:
     axes.set_xlim(-0.6, max(1.6, len(reports) - 0.4))
     axes.set_xticks([*places], [report.policy for report in reports])
     axes.set_ylabel("prefix tokens found, % of input")
-    hinted = " (with hints)" * any(report.hints for report in reports)
+    hinted = f"\nwith hints: {reports[0].hinted}" if reports[0].hinted else ""
     axes.set_title(f"Hits by tier{hinted}", loc="left", fontsize=11)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtier.cli.paper import new_table, print_whole
-from kvtier.sim.flat import BELADY, FlatRun
+from kvtier.sim.flat import BELADY, ORDERS, FlatJob, FlatRun
 from kvtier.sim.trace import Trace
 
 
@@ -31,8 +31,16 @@ def show_flat(console: Console, trace: Trace, runs: Sequence[FlatRun]) -> None:
         cells = {run.job.blocks: run for run in runs if run.job.policy == policy}
         table.add_row(policy, *(_flat_cell(trace, cells[size]) for size in sizes))
     print_whole(console, table)
+    if told := unusual(runs[0].job):
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
     if any(run.job.policy == BELADY for run in runs):
         console.print("belady: the most that any policy could find, with the future known", highlight=False)
+
+
+def unusual(job: FlatJob) -> str:
+    """How runs differ from the usual ones."""
+    flat, hinted = job.order != ORDERS[0], job.hints is not None
+    return ", ".join(["in flat order"] * flat + [f"with hints: {job.hints}"] * hinted)
 
 
 def _flat_cell(trace: Trace, run: FlatRun) -> str:

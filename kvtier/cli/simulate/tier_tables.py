@@ -50,9 +50,10 @@ def _sentences(report: ReplayReport) -> list[str]:
         for tier in report.tiers
         if tier.not_admitted
     ]
-    if report.hints:
+    if report.hinted:
         lines.append(
-            f"hints said: {report.hints}; ends of sessions that came back: {report.ends_wrong}; ends not believed: "
+            f"with hints: {report.hinted}; said: {report.hints}; "
+            f"ends of sessions that came back: {report.ends_wrong}; ends not believed: "
             f"{report.distrusted_hints}"
         )
     if report.uncached:
