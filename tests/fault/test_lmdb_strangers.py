@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvtier.errors import StoreFormatError
 from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb import layout
+from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.types import Status, WriteBatch
 
 BLOCKS = range(20)
@@ -165,4 +166,60 @@ def test_a_reader_that_stays(tmp_path: Path, stale_reader: "subprocess.Popen[str
     assert store.write([5000], 5000, evict=sorted(store.kept)[:1]) == [Status.DONE] * 2
     assert store.tier.write(WriteBatch(sidecar={b"order": bytes(30_000)}))[0].status is Status.DONE
     assert store.tier.check() == []
+    store.close()
+
+
+KILLED_READER = """
+import lmdb, os, signal, sys
+env = lmdb.open(sys.argv[1], readonly=True, max_dbs=5)
+txn = env.begin()
+txn.get(b"x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+INLINE = {"payload": "inline", "capacity_bytes": 10 << 20, "durability": "none"}
+
+
+def look_and_die(table: Path) -> None:
+    """A reader in a process of its own that is killed in the middle of its transaction."""
+    assert subprocess.run([sys.executable, "-c", KILLED_READER, str(table)]).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("table", [layout.INDEX_NAME, layout.PAYLOAD_NAME])
+def test_a_reader_that_was_killed(tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One `inspect --verify` that is killed would stop the writer for good: no page that it saw is used again."""
+    store = StoreDriver(tmp_path / "s", **INLINE)
+    store.write(range(100), 16_384)
+    look_and_die(tmp_path / "s" / table)
+    if table == layout.PAYLOAD_NAME:  # neither the timer nor a full index helps
+        monkeypatch.setattr(OpenStore, "release_dead_readers", lambda store: 0)
+    for turn in range(100):
+        batch = range(1000 + 20 * turn, 1020 + 20 * turn)
+        assert set(store.write(batch, 16_384, sorted(store.kept)[:20])) == {Status.DONE}
+    assert store.read(sorted(store.kept)) == [Status.DONE] * 100
+    assert store.tier.check() == []
+    store.close()
+
+
+def test_a_killed_reader_of_payloads_is_let_go_in_time(tmp_path: Path) -> None:
+    """The file would grow to its limit for a reader that is long gone."""
+    store = StoreDriver(tmp_path / "s", **INLINE)
+    store.write([1])
+    look_and_die(tmp_path / "s" / "payload")
+    table = store.tier._store.slab.table
+    assert "no active readers" not in table._env.readers()
+    store.tier._room._readers_due_s = 0.0
+    store.write([])
+    assert "no active readers" in table._env.readers()
+    store.close()
+
+
+def test_the_next_look_lets_a_killed_one_go(tmp_path: Path) -> None:
+    """A look at a store in use would leave what an earlier one left; a full table of readers refuse all looks."""
+    store = StoreDriver(tmp_path / "s", **INLINE)
+    store.write([1])
+    look_and_die(tmp_path / "s" / "payload")
+    command = "import sys; from kvtier.cli.main import app; app(['inspect', sys.argv[1], '--json'])"
+    looked = subprocess.run([sys.executable, "-c", command, str(tmp_path / "s")], capture_output=True)
+    assert looked.returncode == 0
+    assert "no active readers" in store.tier._store.slab.table._env.readers()
     store.close()

@@ -97,15 +97,19 @@ def test_errors_of_lmdb_hit_the_batch_and_not_the_engine(tmp_path: Path, monkeyp
     """A full or failing disk would be an exception on the writer's thread."""
     store = StoreDriver(tmp_path / "s", **INLINE)
     store.write([1])
-    slab = store.tier._store.slab
+    table = store.tier._store.slab.table
+    env = table._env
     for error, status in ((lmdb.MapFullError("x"), Status.NO_ROOM), (lmdb.Error("x"), Status.FAILED)):
 
         class Refusing:
             def begin(self, write: bool = False, **options: object) -> object:
                 raise error  # noqa: B023
 
+            def __getattr__(self, name: str) -> object:
+                return getattr(env, name)
+
         with monkeypatch.context() as patch:
-            patch.setattr(slab, "_env", Refusing())
+            patch.setattr(table, "_env", Refusing())
             assert store.write([2, 3]) == [status] * 2
             assert store.read([1]) == [Status.FAILED]
     assert store.read([1]) == [Status.DONE]

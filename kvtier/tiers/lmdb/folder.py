@@ -5,11 +5,12 @@ Owns nothing; opens no index, takes no lock of the store, writes nothing.
 
 import errno
 import os
+from itertools import product
 from pathlib import Path
 
 from kvtier.errors import StoreError, StoreFormatError
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, LOCK_TABLE_NAME, DamagedStore
-from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, SLAB_NAME
+from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
 from kvtier.tiers.lmdb.lock import WriterState, read_state
 from kvtier.tiers.lmdb.opening import power_failed
 
@@ -35,14 +36,15 @@ def expect_store(folder: Path) -> None:
 
 
 def expect_access(folder: Path, live: bool) -> None:
-    """Raises OSError if this user may not read the index, or, beside a writer, not enter LMDB's reader table.
+    """Raises OSError if this user may not read the index or inline payloads, or, beside a writer, not enter LMDB's
+    reader tables.
 
     LMDB would say so too, but in the words that it has for a broken file.
     """
     wanted = [(DATA_NAME, os.O_RDONLY)] + ([(LOCK_TABLE_NAME, os.O_RDWR)] if live else [])
-    for name, flags in wanted:
+    for table, (name, flags) in product((INDEX_NAME, PAYLOAD_NAME), wanted):
         try:
-            os.close(os.open(folder / INDEX_NAME / name, flags | os.O_CLOEXEC))
+            os.close(os.open(folder / table / name, flags | os.O_CLOEXEC))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EROFS):  # LMDB does without a table on a read-only filesystem
                 raise

@@ -84,7 +84,7 @@ class Index:
         """
         sync, metasync = SYNC_MODES[durability]
         folder.mkdir(mode=0o700, exist_ok=True)
-        _claim_readers(folder)
+        claim_readers(folder)
         options = {"map_size": index_bytes, "sync": sync, "metasync": metasync, "mode": 0o600, "readahead": False}
         index = _opened(folder, check=True, collect=True, **options)
         try:
@@ -260,7 +260,7 @@ class Index:
         return chunk
 
 
-def _claim_readers(folder: Path) -> None:
+def claim_readers(folder: Path) -> None:
     """Claim the disk of LMDB's reader table. LMDB maps it: on a full disk the first touch would kill the process.
 
     Before LMDB opens it: closing any handle of a file lets go of the process's record locks on it.
@@ -286,7 +286,7 @@ def _opened(folder: Path, *, check: bool, collect: bool = False, **options: Any)
             found = check_index(data, "blocks" if collect else None)
         env = lmdb.open(str(folder), max_dbs=len(TABLES), max_readers=_READERS_MAX, **options)
     except (CorruptBlock, lmdb.Error) as error:
-        raise _refused(folder, error) from error
+        raise refused(folder, "index", error) from error
     try:
         env.reader_check()  # whoever died before us may have filled the reader table
         index = Index(env)
@@ -294,7 +294,7 @@ def _opened(folder: Path, *, check: bool, collect: bool = False, **options: Any)
         return index
     except (CorruptBlock, lmdb.Error) as error:
         env.close()
-        raise _refused(folder, error) from error
+        raise refused(folder, "index", error) from error
 
 
 def errno_of(error: Exception) -> int:
@@ -302,10 +302,11 @@ def errno_of(error: Exception) -> int:
     return max(0, int(getattr(error, "code", 0) or 0))
 
 
-def _refused(folder: Path, error: Exception) -> StoreError:
-    """What an error of LMDB at opening means. Never call a store damaged that only this process cannot open."""
+def refused(folder: Path, what: str, error: Exception) -> StoreError:
+    """What an error of LMDB at opening the index, or the payloads, means. Never call a store damaged that only this
+    process cannot open."""
     if isinstance(error, lmdb.Error) and "already open" in str(error):
         return StoreFormatError(str(folder), "this process has the store open already", "Look at it from another one")
     if isinstance(error, _NOT_DAMAGE) or errno_of(error) not in (0, errno.EINVAL):
-        return StoreError(str(folder), f"the index cannot be opened: {error}", "Mend that and try again")
-    return DamagedStore(str(folder), f"the index cannot be read: {error}", DAMAGE_REMEDY)
+        return StoreError(str(folder), f"the {what} cannot be opened: {error}", "Mend that and try again")
+    return DamagedStore(str(folder), f"the {what} cannot be read: {error}", DAMAGE_REMEDY)

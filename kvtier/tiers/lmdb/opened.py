@@ -97,6 +97,16 @@ class OpenStore:
             return self.allocator.lent_extents
         return -(-self.slab.file.length_bytes() // self.header.extent_bytes)
 
+    def release_dead_readers(self) -> int:
+        """Let go of readers that died, of the index and of payloads that lie inline: pages that they saw are not used
+        again. How many; 0 too where LMDB cannot tell."""
+        inline = self.slab.table.release_dead_readers() if isinstance(self.slab, InlineSlab) else 0
+        try:
+            return inline + self.index.release_dead_readers()
+        except lmdb.Error as error:
+            _log.warning("%s: readers of the index cannot be looked at: %s", self.folder, error)
+            return inline
+
     def return_disk(self, extents: Iterable[int]) -> None:
         """Give the disk of extents that are not lent back: punch them, or end the file where the last lent one does."""
         extent_bytes = self.header.extent_bytes

@@ -24,7 +24,7 @@ from kvtier.notices import say_once
 from kvtier.tiers.lmdb.blockfile import NO_DIRECT, BlockFile, free_bytes
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST, Budget, split
 from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, clear, clear_fresh, make_folder, refusal, sync_folder, wipe
-from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, Index, IndexFull
+from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, Index, IndexFull, refused
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
     FORMATS,
@@ -131,11 +131,10 @@ def _open_locked(
 def _open_slab(folder: Path, settings: Settings, open_file: Callable[[Path], BlockFile]) -> Slab | InlineSlab:
     if settings.payload == "slab":
         return Slab(open_file(folder / SLAB_NAME), settings.io_threads)
-    map_bytes = (settings.capacity_bytes - settings.budget_bytes) // PAGE_BYTES * PAGE_BYTES
     try:
-        return InlineSlab.open(folder / PAYLOAD_NAME, settings.durability, map_bytes)
-    except CorruptBlock as error:
-        raise DamagedStore(str(folder), f"the payloads cannot be read: {error}", DAMAGE_REMEDY) from error
+        return InlineSlab.open(folder / PAYLOAD_NAME, settings.durability, settings.payload_bytes)
+    except (CorruptBlock, lmdb.Error) as error:
+        raise refused(folder, "payloads", error) from error
 
 
 def _expect_kind(folder: Path, header: Header, settings: Settings) -> None:

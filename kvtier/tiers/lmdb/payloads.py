@@ -9,7 +9,7 @@ import lmdb
 
 from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb.blockfile import BlockFile
-from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore
+from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, refused
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import INLINE_FORMAT_VERSION, PAYLOAD_NAME, SLAB_NAME, Header
 from kvtier.tiers.lmdb.slab import Slab
@@ -32,7 +32,7 @@ def open_to_look(folder: Path, header: Header, live: bool) -> Slab | InlineSlab:
     try:
         return InlineSlab.open_readonly(folder / PAYLOAD_NAME, live)
     except (CorruptBlock, lmdb.Error) as error:
-        raise _unreadable(folder, error) from error
+        raise refused(folder, "payloads", error) from error
 
 
 def open_to_mend(folder: Path, header: Header, durability: str) -> Slab | InlineSlab:
@@ -45,7 +45,7 @@ def open_to_mend(folder: Path, header: Header, durability: str) -> Slab | Inline
     try:
         return InlineSlab.open(folder / PAYLOAD_NAME, durability, map_bytes)
     except (CorruptBlock, lmdb.Error) as error:
-        raise _unreadable(folder, error) from error
+        raise refused(folder, "payloads", error) from error
 
 
 def _is_inline(header: Header) -> bool:
@@ -55,7 +55,3 @@ def _is_inline(header: Header) -> bool:
 def _expect(folder: Path, header: Header) -> None:
     if not payload_path(folder, header).is_file():
         raise DamagedStore(str(folder), "there is an index and no slab", DAMAGE_REMEDY)
-
-
-def _unreadable(folder: Path, error: Exception) -> DamagedStore:
-    return DamagedStore(str(folder), f"the payloads cannot be read: {error}", DAMAGE_REMEDY)

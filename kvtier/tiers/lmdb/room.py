@@ -172,7 +172,7 @@ class Room:
     def grow_index(self, evicting: bool) -> bool:
         """Give the index part of what no extent uses yet. Only evictions may use the reserve, once."""
         store = self._store
-        if store.index.release_dead_readers():
+        if store.release_dead_readers():
             return True  # there are pages to be used again
         now = store.index.map_bytes()
         step = max(now // 2 // PAGE_BYTES * PAGE_BYTES, _INDEX_STEP_BYTES)
@@ -248,11 +248,11 @@ class Room:
             self._tell_shortage(self._too_little_for("an extent", self._extent_takes_bytes()))
 
     def _check_readers(self) -> None:
-        """From time to time: pages that a dead reader saw are not used again, and the index grows for them."""
+        """From time to time: pages that a dead reader saw are not used again, and others are taken in their place."""
         now_s = self._clock()
         if now_s >= self._readers_due_s:
             self._readers_due_s = now_s + READER_CHECK_S
-            self._store.index.release_dead_readers()
+            self._store.release_dead_readers()
 
     def _look(self) -> None:
         """What the filesystem has, and what of it is ours to take. Where nothing can be claimed ahead, what is lent

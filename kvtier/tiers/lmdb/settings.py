@@ -15,7 +15,8 @@ from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES, Budget, sp
 from kvtier.tiers.lmdb.index import SYNC_MODES
 from kvtier.tiers.lmdb.inline_file import SLOTS_SHARE
 from kvtier.tiers.lmdb.layout import FORMATS, LENGTH_BYTES_MAX
-from kvtier.types import page_aligned
+from kvtier.tiers.lmdb.payload_table import DELETE_RESERVE_BYTES
+from kvtier.types import PAGE_BYTES, page_aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ class Settings:
         """What slots and index may take of the capacity: all, unless LMDB needs room around the payloads."""
         part, whole = self.share
         return self.capacity_bytes * part // whole
+
+    @property
+    def payload_bytes(self) -> int:
+        """What the table of inline payloads may grow to: what `budget_bytes` leaves, and a reserve for deleting."""
+        return (self.capacity_bytes - self.budget_bytes - DELETE_RESERVE_BYTES) // PAGE_BYTES * PAGE_BYTES
 
     @property
     def share(self) -> tuple[int, int]:
