@@ -1,7 +1,8 @@
 """Makes what was written one index transaction, and follows it in memory.
 
-Owns: the generation counter, and the strides of extents as the index has them. Always: what the memory says of a slot
-is changed after the commit that says the same, or not at all. A full index first gives up a batch's sidecar, for blocks
+Owns: the generation counter, and the strides of extents as the index has them, which only commits change. Always: what
+the memory says of a slot is changed after the commit that says the same, or not at all; nothing that follows a commit
+raises. A full index first gives up a batch's sidecar, for blocks
 are worth more than their order; and while the disk that evictions will need is not claimed, no sidecar is kept: records
 are bounded by their slots, rows are not. The writer's thread only.
 Units: bytes, milliseconds since 1970; strides and places in pages of 4096 bytes.
@@ -9,7 +10,7 @@ Units: bytes, milliseconds since 1970; strides and places in pages of 4096 bytes
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import lmdb
 
@@ -20,6 +21,7 @@ from kvtier.tiers.lmdb.layout import (
     NAMESPACE_KEY,
     PLACE_KEY,
     Record,
+    decode_extent,
     encode_extent,
     encode_limit,
     encode_namespace,
@@ -77,11 +79,9 @@ class Committer:
         for tier_id in left:
             self._store.names.remove(tier_id)
         for place, owner in owners.items():
-            extent = self._store.allocator.extent_of(place)
-            self._recorded[extent] = self._store.allocator.stride_of(extent) or 0
             self._store.allocator.own(place, owner)
         self._store.generation_limit = limit
-        self.give_back(leaving)
+        self._room.give_back(leaving)
         return None, DONE if len(change.sidecar) == len(sidecar) else _NO_SIDECAR
 
     def forget(self, tier_id: int) -> Outcome | None:
@@ -92,7 +92,7 @@ class Committer:
         failure = self.apply(change, evicting=True)
         if failure is None:
             self._store.names.remove(tier_id)
-            self.give_back(places)
+            self._room.give_back(places)
         return failure
 
     def apply(self, change: Change, evicting: bool, alone: bool = True) -> Outcome | None:
@@ -115,6 +115,7 @@ class Committer:
                     return Outcome(Status.NO_ROOM, detail=f"index: {error}")
                 return Outcome(Status.FAILED, detail=f"index: {error}")
             else:
+                self._note_extents(change)
                 return None
         return Outcome(Status.FAILED, detail=self.broken)
 
@@ -127,10 +128,13 @@ class Committer:
         except lmdb.Error as error:
             self._break(error)
 
-    def give_back(self, places: Iterable[int]) -> None:
-        """Free slots."""
-        for extent in self._room.give_back(places):
-            self._recorded.pop(extent, None)
+    def _note_extents(self, change: Change) -> None:
+        for key, row in change.extents.items():
+            if row is None:
+                self._recorded.pop(ID_KEY.unpack(key)[0], None)
+            else:
+                extent, stride_pages = decode_extent(key, row)
+                self._recorded[extent] = stride_pages
 
     def _break(self, error: lmdb.Error) -> None:
         self.broken = f"the index stopped after an error: {error}"

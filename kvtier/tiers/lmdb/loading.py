@@ -183,7 +183,7 @@ def take_stock(
     whose newest block is oldest; in a file that can only be cut (`fixed`), those at its end.
     """
     stock = Stock()
-    strides = stock.strides_before = _extent_rows(index, stock)
+    strides = stock.strides_before = _believed_extents(index, stock)
     slab = Slab(names, strides, allocator.extent_pages, slab_bytes)
     _read(index, index.found(), slab, stock)
     if len(stock.blocks):
@@ -207,7 +207,13 @@ def list_blocks(index: Index, names: TierNames, allocator: ExtentAllocator, slab
     return stock.blocks.stored()
 
 
-def _extent_rows(index: Index, stock: Stock) -> dict[int, int]:
+def extent_strides(index: Index) -> tuple[dict[int, int], list[str]]:
+    """Extent -> stride in pages, of those that have a row; and what is wrong with other rows."""
+    stock = Stock()
+    return _believed_extents(index, stock), stock.findings
+
+
+def _believed_extents(index: Index, stock: Stock) -> dict[int, int]:
     strides = {}
     for key, row in index.rows("extents"):
         try:

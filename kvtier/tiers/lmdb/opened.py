@@ -54,6 +54,7 @@ class OpenStore:
     punches: bool
     notes: list[str] = field(default_factory=list)
     settled: bool = False
+    _unreturned: dict[int, None] = field(default_factory=dict)  # extents whose disk could not be given back yet
     _touched: bool = False  # something was committed since the opening
 
     def settle(self) -> str:
@@ -92,10 +93,16 @@ class OpenStore:
             return False
 
     def occupied_extents(self) -> int:
-        """How many extents' disk the slab takes: the lent ones, or all up to its end where nothing can be punched."""
+        """How many extents' disk the slab takes: those that are lent or not given back, or all up to its end where
+        nothing can be punched."""
+        lent = self.allocator.lent_extents
         if self.punches:
-            return self.allocator.lent_extents
-        return -(-self.slab.file.length_bytes() // self.header.extent_bytes)
+            return lent + sum(self.allocator.stride_of(extent) is None for extent in self._unreturned)
+        try:
+            return -(-self.slab.file.length_bytes() // self.header.extent_bytes)
+        except OSError as error:
+            _log.warning("%s: the filesystem does not say how long the slab is: %s", self.folder, error)
+            return lent
 
     def release_dead_readers(self) -> int:
         """Let go of readers that died, of the index and of payloads that lie inline: pages that they saw are not used
@@ -108,17 +115,26 @@ class OpenStore:
             return inline
 
     def return_disk(self, extents: Iterable[int]) -> None:
-        """Give the disk of extents that are not lent back: punch them, or end the file where the last lent one does."""
-        extent_bytes = self.header.extent_bytes
+        """Give the disk of extents that are not lent back: punch them, or end the file where the last lent one does.
+
+        Never raises, for it comes after a commit: what the disk refuses is tried again by `return_rest`.
+        """
         if self.punches:
             for extent in extents:
-                self.slab.file.punch(extent * extent_bytes, extent_bytes)
+                self._punch(extent)
             return
         last = max((extent for extent, _, _ in self.allocator.lent()), default=-1)
         try:
-            self.slab.file.cut((last + 1) * extent_bytes)
+            self.slab.file.cut((last + 1) * self.header.extent_bytes)
         except OSError as error:
             _log.warning("%s: the slab could not be cut: %s", self.folder, error)
+
+    def return_rest(self) -> None:
+        """Try again what could not be given back, up to the first that is refused; another one is next time's first."""
+        for extent in list(self._unreturned):
+            del self._unreturned[extent]
+            if self.allocator.stride_of(extent) is None and not self._punch(extent):
+                return
 
     def close(self) -> None:
         """Make everything durable, say that it is, and let go. Errors on the way leave the store unclean."""
@@ -135,6 +151,15 @@ class OpenStore:
                 self.lock.write_state(replace(self.state, clean=True))
             except (OSError, lmdb.Error) as error:
                 _log.warning("%s: closed without a last sync: %s", self.folder, error)
+
+    def _punch(self, extent: int) -> bool:
+        extent_bytes = self.header.extent_bytes
+        done = self.slab.file.punch(extent * extent_bytes, extent_bytes)
+        if not done:
+            if not self._unreturned:
+                _log.warning("%s: the disk of extent %d cannot be given back yet", self.folder, extent)
+            self._unreturned[extent] = None
+        return done
 
     def _commit_stock(self) -> None:
         limit = self.generation_limit + GENERATION_STEP

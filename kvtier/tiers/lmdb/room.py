@@ -124,12 +124,11 @@ class Room:
         self._refused_free_bytes = self._disk_free_bytes
         self._store.return_disk(self._store.allocator.withhold(places))
 
-    def give_back(self, places: Iterable[int]) -> list[int]:
-        """Free slots, and give the disk of extents that became empty back; returns those."""
+    def give_back(self, places: Iterable[int]) -> None:
+        """Free slots, and give the disk of extents that became empty back."""
         emptied = self._store.allocator.give_back(places)
         if emptied:
             self._store.return_disk(emptied)
-        return emptied
 
     def _lend(self, stride_pages: int) -> bool:
         """Lend one more extent, if capacity, min_free and the disk allow it."""
@@ -229,6 +228,7 @@ class Room:
         """Ask the filesystem again what it has left, for `left` and `excess_bytes`. After every batch."""
         store = self._store
         self._check_readers()
+        store.return_rest()
         if self.reserve_used:
             self._restore_reserve()
         self._look()

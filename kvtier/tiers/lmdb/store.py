@@ -30,6 +30,7 @@ from kvtier.tiers.lmdb.loading import Blocks, list_blocks
 from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.opening import open_store
 from kvtier.tiers.lmdb.reader import BlockReader
+from kvtier.tiers.lmdb.recount import recount
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.scrubber import Scrubber
 from kvtier.tiers.lmdb.settings import Settings
@@ -231,14 +232,7 @@ class LmdbTier:
     def check(self) -> list[str]:
         """Recount slots and compare them with the index; an empty list means that all is well. Reads the index."""
         self._check_usable()
-        store = self._store
-        findings = store.allocator.check()
-        blocks = list_blocks(store.index, store.names, store.allocator, store.slab.file.length_bytes())
-        recorded = {block.place for block in blocks}
-        owned = set(store.allocator.owned())
-        findings += [f"place {place}: in the index, not in memory" for place in sorted(recorded - owned)]
-        findings += [f"place {place}: in memory, not in the index" for place in sorted(owned - recorded)]
-        return findings
+        return recount(self._store)
 
     def close(self) -> None:
         """Sync, mark the store as closed, release the lock. Idempotent; does nothing in a forked child."""

@@ -108,7 +108,7 @@ class BatchWriter:
             for batch, size in zip(batches, sizes, strict=True):
                 staged = self._staging.stage(batch, scratch[:size])
                 if any(staged.waits_for(earlier) for earlier in together):
-                    self._committer.give_back(writing.place for writing in staged.moving)
+                    self._room.give_back(writing.place for writing in staged.moving)
                     break
                 scratch = scratch[size:]
                 together.append(staged)
@@ -144,7 +144,7 @@ class BatchWriter:
                 status = Status.NO_ROOM if io.error.errno in NO_SPACE else Status.FAILED
                 writing.outcome = Outcome(status, detail=str(io.error))
         self._room.withhold([writing.place for writing in writings if writing.has_no_room])
-        self._committer.give_back(w.place for w in writings if w.outcome is not None and not w.has_no_room)
+        self._room.give_back(w.place for w in writings if w.outcome is not None and not w.has_no_room)
 
     def _sync(self, slots: int) -> Outcome | None:
         """Why nothing that was written since the last sync can be kept."""
@@ -162,7 +162,7 @@ class BatchWriter:
             return
         for staged in due:
             if (failure := self._committed([staged], alone=True)) is not None:
-                self._committer.give_back(writing.place for writing in staged.moving)
+                self._room.give_back(writing.place for writing in staged.moving)
                 if failure.status is Status.NO_ROOM:
                     self._room.grow_index(evicting=False)  # before an extent is lent to what the index cannot name
                 staged.end(failure)
