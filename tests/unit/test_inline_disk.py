@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb import inline_file, upkeep
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.inline_file import InlineFile
+from kvtier.tiers.lmdb.payload_table import DELETE_RESERVE_BYTES, PayloadTable
 from kvtier.types import PAGE_BYTES, Status
 
 DONE, NO_ROOM = Status.DONE, Status.NO_ROOM
@@ -144,3 +146,92 @@ def test_an_interrupted_copy_goes_when_the_store_is_opened(tmp_path: Path, table
     assert not fresh.exists()
     assert store.read([1]) == [DONE]
     store.close()
+
+
+def test_the_capacity_changes_while_the_store_is_open(tmp_path: Path) -> None:
+    """A server has to be stopped to give its store more, or less, of the disk; or it takes more than that."""
+    store = StoreDriver(tmp_path / "s", **INLINE | {"capacity_bytes": 12 * MIB})
+    room = store.tier.room(16_384)
+    assert set(store.write(range(room), 16_384)) == {DONE}
+    assert store.write([998], 16_384) == [NO_ROOM]
+    assert store.tier.change_capacity(30 * MIB).done
+    assert store.tier._store.slab.table.map_bytes() == 18 * MIB - DELETE_RESERVE_BYTES
+    more = store.tier.room(16_384)
+    assert more > room
+    assert set(store.write(range(room, room + more), 16_384)) == {DONE}
+    assert taken_bytes(tmp_path / "s") <= 30 * MIB
+    assert store.tier.change_capacity(12 * MIB).done
+    assert store.tier.capacity_bytes == 12 * MIB
+    assert store.write([999], 16_384) == [NO_ROOM]
+    while store.tier.excess_bytes():
+        store.write([], evict=sorted(store.kept)[:10])
+    before = taken_bytes(tmp_path / "s")
+    numbers = iter(range(1000, 3000))
+    for _ in range(20):
+        assert set(store.write([], evict=sorted(store.kept)[:10])) == {DONE}
+        assert set(store.write([next(numbers) for _ in range(10)], 16_384)) == {DONE}
+    assert taken_bytes(tmp_path / "s") <= before, "the table has long been as long as it may be"
+    assert 0 < len(store.kept) <= room
+    assert store.tier.check() == []
+    kept = set(store.kept)
+    store.reopen(capacity_bytes=12 * MIB)
+    assert set(store.kept) == kept
+    assert store.read(sorted(kept)) == [DONE] * len(kept)
+    store.close()
+
+
+def test_a_full_table_can_be_made_smaller(tmp_path: Path) -> None:
+    """LMDB needs pages to delete: a store that was full would store nothing any more under a smaller capacity."""
+    store = StoreDriver(tmp_path / "s", **INLINE)
+    room = store.tier.room(16_384)
+    assert set(store.write(range(room), 16_384)) == {DONE}
+    store.reopen(capacity_bytes=12 * MIB)
+    assert 0 < len(store.kept) < room
+    for number in range(5):
+        assert set(store.write(range(1000 + 20 * number, 1010 + 20 * number), 16_384)) <= {DONE, NO_ROOM}
+        assert set(store.write([], evict=sorted(store.kept)[:10])) == {DONE}
+    assert set(store.write(range(2000, 2010), 16_384)) == {DONE}
+    assert store.read(sorted(store.kept)) == [DONE] * len(store.kept)
+    store.close()
+
+
+def test_a_table_that_cannot_grow_is_full_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without address space for a larger map would end a resize in an exception, after its commit."""
+    store = StoreDriver(tmp_path / "s", **INLINE | {"capacity_bytes": 12 * MIB})
+
+    def refuse(table: PayloadTable, map_bytes: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PayloadTable, "limit", refuse)
+        assert store.tier.change_capacity(30 * MIB).done
+    room = store.tier.room(16_384)
+    ends = [store.write(range(at, at + 10), 16_384) for at in range(0, room, 10)]
+    assert {status for statuses in ends for status in statuses} == {DONE, NO_ROOM}
+    assert store.read(sorted(store.kept)) == [DONE] * len(store.kept)
+    store.reopen(capacity_bytes=30 * MIB)
+    assert set(store.write(range(1000, 1000 + store.tier.room(16_384)), 16_384)) == {DONE}
+    store.close()
+
+
+def test_the_map_does_not_change_under_a_reader(tmp_path: Path) -> None:
+    """LMDB unmaps the pages that somebody copies a block out of: the process ends."""
+    table = PayloadTable.open(tmp_path, "none", MIB)
+    order, ready = [], threading.Event()
+
+    def change() -> None:
+        ready.set()
+        table.limit(2 * MIB)
+        order.append("changed")
+
+    with table.reading() as txn:
+        other = threading.Thread(target=change)
+        other.start()
+        ready.wait()
+        for _ in range(10_000):
+            txn.get(b"x")
+        order.append("read")
+    other.join()
+    assert order == ["read", "changed"]
+    assert table.map_bytes() == 2 * MIB
+    table.close()

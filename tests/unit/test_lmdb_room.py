@@ -495,9 +495,6 @@ def test_a_capacity_that_cannot_be_changes_nothing(tmp_path: Path, monkeypatch: 
         assert store.tier.change_capacity(16 << 20).status is Status.NO_ROOM
     assert (store.tier.capacity_bytes, store.tier.room(LENGTH)) == (4 << 20, room)
     store.close()
-    inline = StoreDriver(tmp_path / "t", payload="inline", capacity_bytes=8 << 20)
-    assert inline.tier.change_capacity(16 << 20).status is Status.FAILED
-    inline.close()
 
 
 def no_space_in_index() -> None:

@@ -184,13 +184,12 @@ class LmdbTier:
         settings = replace(self._settings, capacity_bytes=capacity_bytes)
         extents = store.header.extent_bytes, store.index.map_bytes(), store.allocator.lent_extents
         try:
-            if settings.payload != "slab":
-                raise ConfigError(settings.where, "payload: inline fixes it while open", "Open it anew")
             budget = settings.budget_beside(*extents)
         except ConfigError as error:
             _log.warning("%s: its capacity stays: %s", store.folder, error)
             return Outcome(Status.FAILED, detail=str(error))
-        return self._writer.change_capacity(replace(store.header, capacity_bytes=capacity_bytes), budget)
+        header = replace(store.header, capacity_bytes=capacity_bytes)
+        return self._writer.change_capacity(header, budget, settings.payload_bytes)
 
     def room(self, length_bytes: int) -> int:
         """How many more blocks of this length a write would take now. Any thread, no I/O."""

@@ -17,6 +17,7 @@ tried again, a batch at a time; and a batch that needs what an earlier one frees
 failed sync is all of theirs, for it may have been any page. Blocks that lie inline are written a batch at a time.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -34,6 +35,8 @@ from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.staging import Staged, Staging, Writing
 from kvtier.types import DONE, Outcome, Status, WriteBatch
+
+_log = logging.getLogger(__name__)
 
 _STAYS = Outcome(Status.NO_ROOM, detail="it stays: the disk was full for what should take its place")
 
@@ -70,14 +73,16 @@ class BatchWriter:
         self._room.refresh()
         return failure or DONE
 
-    def change_capacity(self, header: Header, budget: Budget) -> Outcome:
-        """Take over another capacity, once the store's header says it."""
+    def change_capacity(self, header: Header, budget: Budget, payload_bytes: int) -> Outcome:
+        """Take over another capacity, once the store's header says it. payload_bytes: what a table of payloads may
+        grow to."""
         if (refusal := self._refusal()) is not None:
             return refusal
         failure = self._committer.apply(Change(meta={HEADER_KEY: encode_header(header)}), evicting=False)
         if failure is None:
             self._store.header, self._store.budget = header, budget
             self._store.allocator.extents_max = budget.extents_max
+            self._limit_payload(payload_bytes)
         self._room.refresh()
         return failure or DONE
 
@@ -116,6 +121,18 @@ class BatchWriter:
             self._commit([staged for staged in together if staged.is_due])
         self._room.refresh()
         return [staged.outcomes() for staged in together]
+
+    def _limit_payload(self, payload_bytes: int) -> None:
+        """What a table may grow to. If that fails it is full earlier, until the store is opened anew."""
+        slab = self._store.slab
+        if not isinstance(slab, InlineSlab):
+            return
+        try:
+            slab.table.limit(payload_bytes)
+        except OSError as error:
+            _log.warning(
+                "%s: the table of payloads stays at %d bytes: %s", self._store.folder, slab.table.map_bytes(), error
+            )
 
     def _write_payload(self, together: Sequence[Staged]) -> None:
         """Write and sync. Ends the items whose payload failed, and, if the sync did, the batches that had any."""
