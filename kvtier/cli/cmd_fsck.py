@@ -74,7 +74,7 @@ def _mended(folder: Path, pace: Pace, quiet: bool) -> dict[str, Any]:
         repaired = len(reader.damaged_rows) + len(found.bad)
         if repaired:
             upkeep.commit(change)
-        return _report(reader, found, seconds, repaired)
+        return _report(reader, found, seconds, repaired + upkeep.renew_state())
 
 
 def _examined(reader: StoreReader, pace: Pace, quiet: bool) -> tuple[Examined, float]:

@@ -1,5 +1,6 @@
 """The store: who may open it, how much it takes, what it forgets and what it keeps."""
 
+import logging
 import os
 import shutil
 import stat
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtier.cli.cmd_fsck import fsck
+from kvtier.cli.cmd_gc import gc
+from kvtier.cli.cmd_inspect import inspect
 from kvtier.errors import ClosedError, ConfigError, StoreError, StoreFormatError, StoreLocked
 from kvtier.testing.stores import StoreDriver
 from kvtier.testing.tiers import key_of, payload_of, slot_buffer
@@ -376,6 +380,54 @@ def test_a_lost_lock_file(tmp_path: Path) -> None:
         store.rescan([1])
         assert set(store.kept) == kept
         store.close()
+
+
+@pytest.mark.parametrize("payload", ["slab", "inline"])
+@pytest.mark.parametrize(("durability", "kept"), [("none", False), ("batch", True), ("strict", True)])
+def test_an_emptied_lock_file(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    payload: str,
+    durability: str,
+    kept: bool,
+) -> None:
+    """A full store would be taken for one that was never finished, and be deleted without a word."""
+    options = {"payload": payload, "durability": durability, "capacity_bytes": 10 << 20}
+    store = StoreDriver(tmp_path / "s", **options)
+    store.write(range(20))
+    store.close()
+    (tmp_path / "s" / "lock").write_bytes(b"")
+    for look in (fsck, inspect):
+        assert look(tmp_path / "s") == 1
+        told = "".join(capsys.readouterr())
+        assert "lock" in told
+        assert "does not say how the last writer left" in told
+    with caplog.at_level(logging.WARNING):
+        store.tier = store._open()
+    assert ("starting with an empty store" in caplog.text) is not kept
+    store.rescan(range(20))
+    assert len(store.kept) == 20 * kept
+    assert set(store.read(sorted(store.kept))) <= {DONE_STATUS}
+    assert store.tier.check() == []
+    store.close()
+
+
+def test_a_repair_lets_the_lock_file_speak_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every look at a store whose blocks are all sound would end in damage, until a cache opens it."""
+    store = StoreDriver(tmp_path / "s", durability="batch")
+    store.write(range(20))
+    store.close()
+    (tmp_path / "s" / "lock").write_bytes(b"")
+    assert gc(tmp_path / "s") == 0
+    assert fsck(tmp_path / "s") == 1, "gc leaves it as it is"
+    assert fsck(tmp_path / "s", mend=True) == 1
+    assert "repaired: 1" in capsys.readouterr().out
+    assert fsck(tmp_path / "s") == 0
+    store.tier = store._open()
+    store.rescan(range(20))
+    assert len(store.kept) == 20
+    store.close()
 
 
 def test_a_copied_store_opens(tmp_path: Path) -> None:

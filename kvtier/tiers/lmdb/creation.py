@@ -12,11 +12,15 @@ from pathlib import Path
 from kvtier.config.units import readable_bytes
 from kvtier.errors import StoreError, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import NO_SPACE, free_bytes
+from kvtier.tiers.lmdb.index import DATA_NAME
 from kvtier.tiers.lmdb.layout import FRESH_NAME, INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
+from kvtier.types import PAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
 NEW_STORE_BYTES = 256 << 10  # what a store without blocks takes: lock, reader table, folders, first pages of the index
+POWER_FAILED = "the machine went down under durability none"
+STATE_UNKNOWN = "the lock file does not say how the last writer left, which durability none needs"
 _HARMLESS = {LOCK_NAME, "lost+found"}  # of someone who opens it just now; in the root of a fresh filesystem
 _PERMISSION = "Give this user the folder (chown), or name another one"
 _REMEDIES = {
@@ -44,10 +48,16 @@ def make_folder(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def wipe(folder: Path) -> None:
+def wipe(folder: Path, why: str) -> None:
     """Start anew, because nothing in the store can be believed."""
-    _log.warning("%s: the machine went down under durability none; starting with an empty store", folder)
+    _log.warning("%s: %s; starting with an empty store", folder, why)
     clear(folder)
+
+
+def has_held(folder: Path) -> bool:
+    """Whether blocks were stored here: a slab, or a table of payloads, longer than creating it makes it."""
+    parts = (folder / SLAB_NAME, PAGE_BYTES), (folder / PAYLOAD_NAME / DATA_NAME, 2 * PAGE_BYTES)
+    return any(path.is_file() and path.stat().st_size > least_bytes for path, least_bytes in parts)
 
 
 def clear(folder: Path) -> None:

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from kvtier.errors import StoreError, StoreFormatError
+from kvtier.tiers.lmdb.creation import POWER_FAILED, STATE_UNKNOWN
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, LOCK_TABLE_NAME, DamagedStore
 from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
 from kvtier.tiers.lmdb.lock import WriterState, read_state
@@ -58,7 +59,7 @@ def expect_trust(folder: Path, state: WriterState, durability: str, live: bool) 
         raise StoreError(str(folder), "a writer is just opening it", "Try again in a moment")
     raise DamagedStore(
         str(folder),
-        "the machine went down under durability none, and nothing in the store can be believed",
+        f"{POWER_FAILED if state.pid else STATE_UNKNOWN}, and nothing in the store can be believed",
         "The next cache that opens it starts with an empty store",
     )
 

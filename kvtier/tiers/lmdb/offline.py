@@ -47,6 +47,7 @@ from kvtier.tiers.lmdb.slab import Slab
 from kvtier.types import PAGE_BYTES
 
 FINDINGS_KEPT = 1000
+LOCK_SAYS_NOTHING = "lock: it does not say how the last writer left the store"
 UNKNOWN = 2**64  # a limit that could not be read: above every id
 
 
@@ -82,6 +83,8 @@ class StoreReader:
         self.namespace_newest = 0  # the highest id that a record named
         self.names: dict[int, tuple[bytes, bytes]] = {}  # tier id -> (fingerprint, description), of all met so far
         self._index = index
+        if not state.pid and not self.live:  # beside a writer it is one that has just begun
+            self.note(LOCK_SAYS_NOTHING)
 
     @classmethod
     def open(cls, folder: Path, live: bool = False) -> "StoreReader":

@@ -23,7 +23,18 @@ from kvtier.errors import ConfigError, CorruptBlock, StoreFormatError
 from kvtier.notices import say_once
 from kvtier.tiers.lmdb.blockfile import NO_DIRECT, BlockFile, free_bytes
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST, Budget, split
-from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES, clear, clear_fresh, make_folder, refusal, sync_folder, wipe
+from kvtier.tiers.lmdb.creation import (
+    NEW_STORE_BYTES,
+    POWER_FAILED,
+    STATE_UNKNOWN,
+    clear,
+    clear_fresh,
+    has_held,
+    make_folder,
+    refusal,
+    sync_folder,
+    wipe,
+)
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, Index, IndexFull, refused
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
@@ -87,9 +98,10 @@ def _open_locked(
 ) -> OpenStore:
     if lock.is_new:
         sync_folder(folder)  # the lock's name comes first: files without one beside them count as somebody else's
+    if lock.is_new and not has_held(folder):
         clear(folder)  # whoever made it was cut off before there were blocks, maybe in the middle of the index
     elif power_failed(lock.before, lock.before.durability):
-        wipe(folder)
+        wipe(folder, POWER_FAILED)
     clear_fresh(folder)
     index, header = _open_index(folder, lock, settings)
     undo.callback(index.close)
@@ -212,7 +224,7 @@ def _open_index(folder: Path, lock: StoreLock, settings: Settings) -> tuple[Inde
     state_unknown = lock.before.pid == 0
     if header and state_unknown and power_failed(lock.before, header.durability):
         index.close()
-        wipe(folder)
+        wipe(folder, STATE_UNKNOWN)
         return Index.open(data.parent, settings.durability, INDEX_BYTES_FIRST), None
     return index, header
 

@@ -65,6 +65,7 @@ class Upkeep:
         self.header = header
         self.reader = StoreReader(OwnIndex(self.folder, index), slab, header, lock.before)
         self._lock = lock
+        self._leaves = lock.before  # what the lock file will say
 
     @classmethod
     def open(cls, folder: Path) -> "Upkeep":
@@ -130,13 +131,23 @@ class Upkeep:
         fresh.replace(folder / DATA_NAME)
         sync_names(self.folder)
 
+    def renew_state(self) -> bool:
+        """Let the lock file say again how the store was left, if it does not; whether that was so.
+
+        It is only open here where what it holds was synced: see `expect_trust`.
+        """
+        if self._lock.before.pid:
+            return False
+        self._leaves = _state_meanwhile(self._lock.before, self.header)
+        return True
+
     def close(self) -> None:
         """Let go, and leave the store as clean as it was found."""
         with ExitStack() as undo:
             undo.callback(self._lock.release)
             undo.callback(self.index.close)
             undo.callback(self.slab.close)
-            self._lock.write_state(self._lock.before)
+            self._lock.write_state(self._leaves)
 
     def __enter__(self) -> "Upkeep":
         return self
