@@ -27,7 +27,7 @@ def gc(path: Path, json_output: bool = False) -> int:
     if json_output:
         print(json.dumps({"path": str(folder)} | asdict(swept) | {"damaged_rows": findings}))
         return 0
-    freed = ", ".join(f"{size(max(0, given))} of the {name}" for name, given in disk_bytes.items())
+    freed = ", ".join(f"{size(given)} of the {name}" for name, given in disk_bytes.items())
     print(f"{folder}: given back: {freed}")
     for name in ("dropped_records", "superseded_records", "namespaces", "extents", "sidecar_rows"):
         if count := getattr(swept, name):

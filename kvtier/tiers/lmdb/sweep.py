@@ -51,7 +51,7 @@ def sweep(upkeep: Upkeep, sidecar_surplus: Iterable[bytes]) -> Swept:
     if _is_worth(upkeep.index.disk_bytes(), upkeep.index.used_bytes()):
         swept.compacted = _done(upkeep.compact_index) or swept.compacted
     after = upkeep.reader.disk_bytes()
-    swept.disk_bytes = {name: before[name] - after[name] for name in before}
+    swept.disk_bytes = {name: max(0, before[name] - after[name]) for name in before}  # deleting may take a few pages
     return swept
 
 
