@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from kvtier.cache.names import SEVERAL
+from kvtier.policies.trust import Turn
 from kvtier.types import StoreKey
 
 SESSIONS_MAX = 16_384
@@ -35,7 +36,7 @@ class Session:
     rank: int = 0
     until_s: float | None = None
     returns_at_s: float | None = None
-    active: bool = False  # a request of it is being served
+    turn: Turn | None = None  # its latest, while nothing has followed on it; None: a request of it is being served
 
 
 class Sessions:

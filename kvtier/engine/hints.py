@@ -64,10 +64,10 @@ class Hints:
         before = self._sessions.find(name)
         ended = self._sessions.has_ended(name)
         self._counters.add("ends_wrong", int(ended))
-        if ended or (before is not None and not before.active):
+        if ended or (before is not None and before.turn is not None):
             self._trust.returned(ended)
         session = self._sessions.came(name)
-        session.active, session.returns_at_s = True, None
+        session.turn, session.returns_at_s = None, None
         self._let_go_of_forgotten()
 
     def served(self, name: str | None, handles: Sequence[int]) -> None:
@@ -81,9 +81,8 @@ class Hints:
             self._tell_ended([key for key in keys if not self._sessions.is_named(key)])
             return
         session = self._sessions.find(name) or self._sessions.came(name)
-        if session.active:
-            self._trust.turned()
-        session.active = False
+        if session.turn is None:  # else two leases of one turn
+            session.turn = self._trust.turned()
         before, session.rank = session.rank, 0
         self._let_go(session.keys, before)
         self._sessions.turned(session, keys)
@@ -134,7 +133,7 @@ class Hints:
         self._passing.pop(name, None)
         self._rank(session, 0)
         own = self._sessions.own(session)
-        self._trust.ended(turned=not session.active)
+        self._trust.ended(session.turn)
         self._sessions.end(name)
         self._tell_ended(own)
 
@@ -147,7 +146,7 @@ class Hints:
         self._tell([handle for handle in handles if is_shared(handle)], Hint(ends=True, shared=True))
 
     def _tell_returns(self, session: Session) -> None:
-        if session.returns_at_s is not None and self._accesses_per_s > 0 and not session.active:
+        if session.returns_at_s is not None and self._accesses_per_s > 0 and session.turn is not None:
             accesses = max(0.0, session.returns_at_s - self._now_s) * self._accesses_per_s
             self._tell(self._known(self._sessions.own(session)), Hint(returns_in=int(min(accesses, RETURNS_IN_MAX))))
 

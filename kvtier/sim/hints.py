@@ -57,10 +57,10 @@ class Hints:
             said: list[Said] = []
             if turn.session in ended:
                 trust.returned(ended[turn.session])
-            trust.turned()
+            counted = trust.turned()
             ended[turn.session] = word.ends
             if word.ends:
-                trust.ended(turned=True)
+                trust.ended(counted)
             if word.ends and trust.believes:
                 said = [(turn.own, Hint(ends=True)), (turn.shared, Hint(ends=True, shared=True))]
             elif word.returns is not None and turn.returns_in is not None:
