@@ -49,6 +49,7 @@ DECIDING_ENGINE = {
     "page_stores",
     "governor",
     "hints",
+    "expiries",
     "lease_counts",
     "planner",
     "polled",

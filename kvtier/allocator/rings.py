@@ -50,6 +50,14 @@ class Rings:
             yield cell - first_cell
             cell = following[cell]
 
+    def walk_back(self, ring: int) -> Iterator[int]:
+        """The members from tail to head. The ring must not change meanwhile."""
+        preceding, first_cell = self._prev, self._first_cell
+        cell = preceding[ring]
+        while cell != ring:
+            yield cell - first_cell
+            cell = preceding[cell]
+
     def move(self, indexes: Iterable[int], ring: int, sources: Container[int] | None = None) -> None:
         """Each becomes the tail of `ring`, in the given order, wherever it was before.
 

@@ -8,30 +8,36 @@ Owns: what is claimed for each key, and by tier which copies have a rank there. 
 somebody claims for it; it holds in every tier that has a READY copy, also in one that gets it later.
 Always:  a rank above 0 counts in at most `quota(tier)` copies of a tier, so that claims cannot starve others; what is
          beyond is refused, and tried again with the next claim. No claim makes a request fail: of ranked blocks the
-         lowest leave when there is nothing else.
+         lowest leave when there is nothing else. What a claim costs does not depend on how many others there are, of
+         this block or another, nor does a choice look at more ranked copies than it passes.
 Units:   handles, tier indexes, blocks.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import chain, islice
 
+from kvtier.allocator.rings import NOWHERE, Rings
 from kvtier.cache.directory import Directory
 from kvtier.policies.base import Policy, up_to
 from kvtier.types import StoreKey
 
 PRIORITY_MIN, PRIORITY_MAX = -1, 1
 PINNED = 2
+_RINGS = {PRIORITY_MIN: 1, PRIORITY_MAX: 2, PINNED: 3}  # by rank
+_FIRST, _KEPT = 1, (2, 3)
 
 
 class Besides(Container[int]):
-    """Handles of either."""
+    """Handles that have a rank, or must stay, or were chosen before."""
 
-    def __init__(self, staying: Container[int], ranked: Container[int]) -> None:
+    def __init__(self, staying: Container[int], ranked: Rings, chosen: Container[int] = ()) -> None:
         self._staying = staying
         self._ranked = ranked
+        self._chosen = chosen
 
     def __contains__(self, handle: object) -> bool:
-        return handle in self._ranked or handle in self._staying
+        assert isinstance(handle, int)
+        return self._ranked.ring_of(handle) != NOWHERE or handle in self._chosen or handle in self._staying
 
 
 class Ranks:
@@ -49,75 +55,79 @@ class Ranks:
         self._size_class = size_class
         self._quota = quota
         self._refused = refused
-        self._claims: dict[StoreKey, list[int]] = {}
-        self._ranked: list[dict[int, int]] = [{} for _ in range(directory.tiers)]  # handle -> rank, oldest first
-        self._above: list[int] = [0] * directory.tiers  # of these, those above 0
+        # By rank, the highest first: how many want it for a key.
+        self._claims: dict[int, dict[StoreKey, int]] = {PINNED: {}, PRIORITY_MAX: {}, PRIORITY_MIN: {}}
+        self._ranked = [Rings(len(_RINGS)) for _ in range(directory.tiers)]  # handles, the latest promise at the tail
 
     # ------------------------------------------------------------ claims
 
     def claim(self, key: StoreKey, rank: int) -> None:
         """Somebody wants this rank for a block, be it there or not, until `let_go`."""
-        self._claims.setdefault(key, []).append(rank)
+        claims = self._claims[rank]
+        claims[key] = claims.get(key, 0) + 1
         self._claims_changed(key)
 
     def let_go(self, key: StoreKey, rank: int) -> None:
         """One claim less."""
-        claims = self._claims[key]
-        claims.remove(rank)
-        if not claims:
-            del self._claims[key]
+        claims = self._claims[rank]
+        claims[key] -= 1
+        if not claims[key]:
+            del claims[key]
         self._claims_changed(key)
 
     def _claims_changed(self, key: StoreKey) -> None:
         handle = self._directory.find(key)
         if handle is not None:
+            rank = self._claimed(key)
             for tier in range(self._directory.tiers):
                 if self._directory.is_ready(handle, tier):
-                    self._put(handle, tier, max(self._claims.get(key, (0,))))
+                    self._put(handle, tier, rank)
+
+    def _claimed(self, key: StoreKey) -> int:
+        """The highest rank that somebody wants for it; 0: nobody wants any."""
+        return next((rank for rank, claims in self._claims.items() if key in claims), 0)
 
     # ------------------------------------------------------------ copies
 
     def entered(self, handles: Iterable[int], tier: int) -> None:
         """These became READY."""
-        if self._claims:
+        if any(self._claims.values()):
             for handle in handles:
-                if claims := self._claims.get(self._directory.key(handle)):
-                    self._put(handle, tier, max(claims))
+                if rank := self._claimed(self._directory.key(handle)):
+                    self._put(handle, tier, rank)
 
     def left(self, handles: Iterable[int], tier: int) -> None:
         """These are not READY any more."""
-        if self._ranked[tier]:
+        if any(self._ranked[tier].lens):
             for handle in handles:
                 self._put(handle, tier, 0)
 
     def shrunk(self, tier: int) -> None:
         """A tier may hold less than it did: the latest promises are given up, until the quota holds again."""
-        for handle in self._last(tier, self._ranked[tier])[: max(0, self._above[tier] - self._quota(tier))]:
+        for handle in [*islice(self._last(tier), max(0, self.kept(tier) - self._quota(tier)))]:
             self._refused(tier)
             self._put(handle, tier, 0)
 
     def _put(self, handle: int, tier: int, rank: int) -> None:
-        ranked = self._ranked[tier]
-        before = ranked.get(handle, 0)
-        if rank > 0 >= before and self._above[tier] >= self._quota(tier):
+        ranked, ring = self._ranked[tier], _RINGS.get(rank, NOWHERE)
+        before = ranked.ring_of(handle)
+        if ring in _KEPT and before not in _KEPT and self.kept(tier) >= self._quota(tier):
             self._refused(tier)
-            rank = before
-        if rank == before:
-            return
-        self._above[tier] += (rank > 0) - (before > 0)
-        ranked.pop(handle, None)
-        if rank:
-            ranked[handle] = rank
+        elif ring == NOWHERE and before != NOWHERE:
+            ranked.remove(handle)
+        elif ring != before:
+            ranked.move((handle,), ring)
 
     # ------------------------------------------------------------ who leaves
 
     def kept(self, tier: int) -> int:
         """How many copies leave after the others."""
-        return self._above[tier]
+        lens = self._ranked[tier].lens
+        return sum(lens[ring] for ring in _KEPT)
 
     def keeps(self, handle: int, tier: int) -> bool:
         """Whether this copy leaves after the others."""
-        return self._ranked[tier].get(handle, 0) > 0
+        return self._ranked[tier].ring_of(handle) in _KEPT
 
     def choose(
         self,
@@ -133,17 +143,18 @@ class Ranks:
 
         cheapest: those of them that leave before the policy is asked.
         """
-        first, last = self._leaving(tier, staying)
-        chosen = first[:count]
-        if len(chosen) < count:
-            others = (h for h in cheapest if h not in self._ranked[tier]) if self._ranked[tier] else cheapest
-            chosen += islice(others, count - len(chosen))
-        if (short := min(count, total - len(last)) - len(chosen)) > 0:
-            besides: Container[int] = staying
-            if chosen or self._ranked[tier]:
-                besides = Besides(staying, {*chosen, *self._ranked[tier]})
-            chosen += policy.candidates(short, besides, incoming=incoming)
-        chosen += last[: count - len(chosen)]
+        ranked = self._ranked[tier]
+        chosen = [*islice(self._first(tier, staying), count)]
+        chosen += islice((h for h in cheapest if ranked.ring_of(h) == NOWHERE), count - len(chosen))
+        besides = Besides(staying, ranked, {*chosen}) if chosen or any(ranked.lens) else staying
+        if missing := count - len(chosen):
+            chosen += policy.candidates(missing, besides, incoming=incoming)
+        if len(chosen) < count and self.kept(tier):
+            # A policy gives as many as it is asked for, or none: so ask for all others that there are.
+            last = [*self._last(tier, staying)]
+            if (others := min(missing, total - len(last) - len(chosen))) > 0:
+                chosen += policy.candidates(others, besides, incoming=incoming)
+            chosen += last[: count - len(chosen)]
         return chosen if len(chosen) == count else []
 
     def up_to(
@@ -156,38 +167,36 @@ class Ranks:
         incoming: int | None = None,
     ) -> list[int]:
         """As `policies.base.up_to`; of those that leave last as many as may, if there are no others."""
-        if not self._ranked[tier]:
+        ranked = self._ranked[tier]
+        if not any(ranked.lens):
             return up_to(policy, count, staying, size_class, incoming)
-        first, last = self._leaving(tier, staying, size_class)
-        chosen = first[: max(0, count)]
-        chosen += up_to(policy, count - len(chosen), Besides(staying, self._ranked[tier]), size_class, incoming)
-        return chosen or last[: max(0, count)]
+        chosen = [*islice(self._first(tier, staying, size_class), max(0, count))]
+        chosen += up_to(policy, count - len(chosen), Besides(staying, ranked), size_class, incoming)
+        return chosen or [*islice(self._last(tier, staying, size_class), max(0, count))]
 
-    def _leaving(
-        self, tier: int, staying: Container[int], size_class: int | None = None
-    ) -> tuple[list[int], list[int]]:
-        """Ranked copies that may leave: those before the others, and those after them, in this order."""
-        ranked = self._ranked[tier]
-        if not ranked:
-            return [], []
-        may = [h for h in ranked if h not in staying and size_class in (None, self._size_class(h, tier))]
-        return [h for h in may if ranked[h] < 0], self._last(tier, may)
+    def _first(self, tier: int, staying: Container[int], size_class: int | None = None) -> Iterator[int]:
+        """Those that leave before the others, and may."""
+        return self._that_may(self._ranked[tier].walk(_FIRST), tier, staying, size_class)
 
-    def _last(self, tier: int, handles: Iterable[int]) -> list[int]:
-        """Those of these, oldest first, that leave after the others: what was promised first holds longest."""
-        ranked = self._ranked[tier]
-        kept = [handle for handle in reversed([*handles]) if ranked[handle] > 0]
-        return sorted(kept, key=ranked.__getitem__)
+    def _last(self, tier: int, staying: Container[int] = (), size_class: int | None = None) -> Iterator[int]:
+        """Those that leave after the others, and may: what was promised first holds longest."""
+        return self._that_may(chain(*map(self._ranked[tier].walk_back, _KEPT)), tier, staying, size_class)
+
+    def _that_may(
+        self, handles: Iterable[int], tier: int, staying: Container[int], size_class: int | None
+    ) -> Iterator[int]:
+        for handle in handles:
+            if handle not in staying and (size_class is None or self._size_class(handle, tier) == size_class):
+                yield handle
 
     # ------------------------------------------------------------ asked
 
     def check(self) -> list[str]:
-        """Recount; an empty list means that all ranks are of READY copies, and within the quota."""
+        """Recount; an empty list means that all ranks are of READY copies."""
         return [finding for tier in range(self._directory.tiers) for finding in self._findings(tier)]
 
     def _findings(self, tier: int) -> Iterator[str]:
-        ranked: Collection[int] = self._ranked[tier]
-        if any(not self._directory.is_ready(handle, tier) for handle in ranked):
+        ranked = self._ranked[tier]
+        yield from (f"tier {tier}, ranks: {finding}" for finding in ranked.check())
+        if any(not self._directory.is_ready(handle, tier) for ring in _RINGS.values() for handle in ranked.walk(ring)):
             yield f"tier {tier}: a copy has a rank and is not there"
-        if self._above[tier] != sum(rank > 0 for rank in self._ranked[tier].values()):
-            yield f"tier {tier}: {self._above[tier]} copies are said to leave last"

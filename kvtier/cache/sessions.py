@@ -3,11 +3,12 @@
 Owns: for each session the keys of its latest request, for each key how many sessions name it, and the names of those
 that were said to have ended. A session is named by whoever serves it, at `match`.
 Always:  at most SESSIONS_MAX sessions with BLOCKS_MAX keys in all, and as many names of ended ones: the session that
-         has been quiet for longest is forgotten first. That is at most about 120 bytes for each key, 60 MB.
+         has been quiet for longest is forgotten first, at the cost of any other step. That is at most about 120 bytes
+         for each key, 60 MB, and for names of NAME_BYTES_MAX, which callers see to, 15 MB more (40 beyond ASCII).
 Units:   keys, in the order in which a request's blocks are touched: deepest first.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
@@ -18,6 +19,7 @@ from kvtier.types import StoreKey
 
 SESSIONS_MAX = 16_384
 BLOCKS_MAX = 1 << 19
+NAME_BYTES_MAX = 256  # in UTF-8
 
 
 def number_of(name: str) -> int:
@@ -29,12 +31,11 @@ def number_of(name: str) -> int:
 class Session:
     """What is known of one: its keys, and what was said of it.
 
-    rank: claimed for `keys`; 0: none. until_s: when that ends by itself. returns_at_s: when it is expected again.
+    rank: claimed for `keys`; 0: none. returns_at_s: when it is expected again.
     """
 
     keys: Sequence[StoreKey] = ()
     rank: int = 0
-    until_s: float | None = None
     returns_at_s: float | None = None
     turn: Turn | None = None  # its latest, while nothing has followed on it; None: a request of it is being served
 
@@ -43,8 +44,9 @@ class Sessions:
     """Sessions by name, the quietest first. `evicted` collects those that were forgotten for want of room."""
 
     def __init__(self) -> None:
-        self._living: dict[str, Session] = {}
-        self._ended: dict[str, None] = {}
+        # Ordered ones find their first at once; a dict looks through what was taken out before it, thousands of places.
+        self._living: OrderedDict[str, Session] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self._named_by: Counter[StoreKey] = Counter()
         self._keys = 0
         self.evicted: list[tuple[str, Session]] = []
@@ -63,8 +65,8 @@ class Sessions:
     def came(self, name: str) -> Session:
         """A request of it is served from now on: it has not ended, whatever was said."""
         self._ended.pop(name, None)
-        session = self._living.pop(name, None) or Session()
-        self._living[name] = session
+        session = self._living.setdefault(name, Session())
+        self._living.move_to_end(name)
         self._make_room()
         return session
 
@@ -90,12 +92,11 @@ class Sessions:
         self._forget_keys(session)
         self._ended[name] = None
         if len(self._ended) > SESSIONS_MAX:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     def _make_room(self) -> None:
         while len(self._living) > SESSIONS_MAX or (self._keys > BLOCKS_MAX and len(self._living) > 1):
-            name = next(iter(self._living))
-            quietest = self._living.pop(name)
+            name, quietest = self._living.popitem(last=False)
             self.evicted.append((name, quietest))
             self._forget_keys(quietest)
 

@@ -17,6 +17,7 @@ from math import expm1
 from kvtier.cache.ranks import PINNED
 from kvtier.cache.residency import Residency
 from kvtier.cache.sessions import Session, Sessions, number_of
+from kvtier.engine.expiries import Expiries
 from kvtier.policies.base import Hint, SupportsHints
 from kvtier.policies.trust import Trust
 from kvtier.types import StoreKey
@@ -45,7 +46,7 @@ class Hints:
         self._ranks = residency.ranks
         self._sessions = Sessions()
         self._trust = Trust()
-        self._passing: dict[str, Session] = {}  # those whose rank ends by itself
+        self._passing = Expiries()  # of ranks that end by themselves
         self._accesses = 0  # since the pace was last taken
         self._accesses_per_s = 0.0
         self._seen = 0.0  # the weight of what was seen in that average: what was before is no traffic at pace 0
@@ -104,10 +105,9 @@ class Hints:
             self._end(name, session)
         else:
             if advice.rank is not None:
-                session.until_s = None if advice.ttl_s is None else now_s + advice.ttl_s
-                self._passing.pop(name, None)
-                if session.until_s is not None:
-                    self._passing[name] = session
+                self._passing.drop(name)
+                if advice.ttl_s is not None:
+                    self._passing.set(name, now_s + advice.ttl_s)
                 self._rank(session, advice.rank)
             if advice.returns_in_s is not None:
                 session.returns_at_s = now_s + advice.returns_in_s
@@ -122,15 +122,15 @@ class Hints:
         pace = self._accesses / (now_s - self._now_s)
         self._accesses_per_s += new / self._seen * (pace - self._accesses_per_s)
         self._accesses, self._now_s = 0, now_s
-        for name, session in [*self._passing.items()]:
-            if session.until_s is None or session.until_s <= now_s:
-                del self._passing[name]
-                self._rank(session, 0)
+        for name in self._passing.take_over(now_s):
+            session = self._sessions.find(name)
+            assert session is not None  # who is forgotten or ends takes his time along
+            self._rank(session, 0)
 
     # ------------------------------------------------------------ inside
 
     def _end(self, name: str, session: Session) -> None:
-        self._passing.pop(name, None)
+        self._passing.drop(name)
         self._rank(session, 0)
         own = self._sessions.own(session)
         self._trust.ended(session.turn)
@@ -175,7 +175,7 @@ class Hints:
     def _let_go_of_forgotten(self) -> None:
         for name, session in self._sessions.evicted:
             self._counters.add("sessions_forgotten")
-            self._passing.pop(name, None)
+            self._passing.drop(name)
             self._let_go(session.keys, session.rank)
         self._sessions.evicted.clear()
 

@@ -8,8 +8,8 @@ HINTS = (
     Mutant(
         "hints: one pin too many",
         "cache/ranks.py",
-        "self._above[tier] >= self._quota(tier):",
-        "self._above[tier] > self._quota(tier):",
+        "self.kept(tier) >= self._quota(tier):",
+        "self.kept(tier) > self._quota(tier):",
         "pins keep one block more than their quota",
     ),
     Mutant(
@@ -22,8 +22,8 @@ HINTS = (
     Mutant(
         "hints: a ttl without end",
         "engine/hints.py",
-        "if session.until_s is None or session.until_s <= now_s:",
-        "if session.until_s is None:",
+        "            self._rank(session, 0)\n\n    #",
+        "\n    #",
         "a pin holds beyond its time",
     ),
     Mutant(

@@ -348,6 +348,51 @@ def test_the_highest_claim_counts():
     assert engine.core.residency.ranks.kept(0) == 2
 
 
+def test_a_pin_outlasts_a_priority():
+    """What was promised first holds longest, whatever it was."""
+    engine = alone(gpu=8)
+    for session, said in (("b", {"priority": 1}), ("a", {"pin": True})):
+        turn(engine, session, prompt(ord(session), 1))
+        say(engine, session, **said)
+    serve(engine, prompt(3, 7))
+    assert (found(engine, prompt(ord("a"), 1)), found(engine, prompt(ord("b"), 1))) == (1, 0)
+
+
+def test_a_pin_of_what_has_a_priority_needs_no_more_room():
+    """At the quota nobody can pin what another keeps anyway."""
+    engine = alone(gpu=8)
+    for session, said in (("a", {"priority": 1}), ("b", {"pin": True})):
+        turn(engine, session, prompt(1, 2))
+        say(engine, session, **said)
+    assert (engine.core.residency.ranks.kept(0), counted(engine, "pins_refused", "gpu")) == (2, 0)
+
+
+def test_the_latest_word_on_how_long_holds():
+    """A pin ends when an earlier one would have."""
+    engine = alone(gpu=8)
+    turn(engine, "s", prompt(1, 2))
+    for ttl_s in (5.0, 2.0, None):
+        say(engine, "s", pin=True, ttl_s=ttl_s)
+    engine.clock.advance(10.0)
+    engine.plan()
+    assert engine.core.residency.ranks.kept(0) == 2
+
+
+def test_a_time_goes_with_a_session_that_is_forgotten(monkeypatch):
+    """The end of a pin comes to a session that nobody knows any more."""
+    monkeypatch.setattr(sessions, "SESSIONS_MAX", 2)
+    engine = alone(gpu=8)
+    for session in "abac":
+        turn(engine, session, prompt(ord(session), 1))
+        say(engine, session, pin=True, ttl_s=5.0)
+    say(engine, "a", pin=False)
+    assert counted(engine, "unknown_sessions") == 0  # b was quiet for longest
+    engine.clock.advance(10.0)
+    engine.plan()
+    assert engine.core.residency.ranks.kept(0) == 0
+    engine.check()
+
+
 def test_two_who_pin_one_block_both_have_to_let_go():
     """The end of one session unpins what another has pinned, too."""
     engine = alone(gpu=8)
@@ -446,7 +491,7 @@ def test_the_sessions_are_bounded(monkeypatch):
         say(engine, f"s{number}", pin=True)
         assert counted(engine, "sessions") <= 3
     assert counted(engine, "sessions_forgotten") == 3
-    assert len(engine.core.residency.ranks._claims) == 6  # those of the three that are left
+    assert sum(map(len, engine.core.residency.ranks._claims.values())) == 6  # those of the three that are left
     turn(engine, "long", prompt(9, 7))
     assert counted(engine, "sessions") == 1
     for number in range(6):
