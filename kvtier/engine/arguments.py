@@ -5,16 +5,19 @@ value is, nothing else is raised, not even by showing it. A truth value is no nu
 """
 
 import operator
+from collections.abc import Iterator
 from reprlib import Repr
 from typing import Any, TypeVar
 
 from kvtier.cache.ranks import PRIORITY_MAX, PRIORITY_MIN
+from kvtier.cache.sessions import NAME_BYTES_MAX
 from kvtier.config.units import SECONDS_MAX
 from kvtier.engine.hints import Advice, rank_of
 from kvtier.errors import UsageError
 from kvtier.types import BlockKey
 
 T = TypeVar("T")
+Name = TypeVar("Name", bound=str | None)
 INTEGER_MAX = 1 << 53  # floats count so far
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
@@ -35,6 +38,13 @@ def optional(name: str, value: Any, kind: type[T]) -> T | None:
     if value is not None and not isinstance(value, kind):
         raise UsageError(f"{name} is {shown(value)}; pass a {kind.__name__} or None")
     return None if value is None else instance(name, value, kind)
+
+
+def session_name(name: Name) -> Name:
+    """What a session is called, if anything, within the length in which thousands of names can be remembered."""
+    if name is not None and len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+        raise UsageError(f"session {shown(name)} has more than {NAME_BYTES_MAX} bytes in UTF-8: use a shorter name")
+    return name
 
 
 def one_of(name: str, value: T, kinds: tuple[type, ...]) -> T:
@@ -82,19 +92,36 @@ def seconds(name: str, value: Any) -> float:
 
 
 def advice(ends: Any, returns_in_s: Any, priority: Any, pin: Any, ttl_s: Any) -> Advice:
-    """What is said of a session: that it ends, or anything else, and for how long a rank holds."""
-    rank = rank_of(
-        None if priority is None else integer("priority", priority, PRIORITY_MIN, PRIORITY_MAX),
-        optional("pin", pin, bool),
-    )
-    over = instance("ends", ends, bool)
-    returns = None if returns_in_s is None else seconds("returns_in_s", returns_in_s)
-    lives_s = None if ttl_s is None else seconds("ttl_s", ttl_s)
-    if over == (rank is not None or returns is not None):
+    """What is said of a session: that it ends, or anything else, and for how long a rank holds.
+
+    Beside the other one, priority=0 and pin=False say nothing. Raises UsageError for two that contradict each other.
+    """
+    said: dict[str, Any] = {
+        "priority": None if priority is None else integer("priority", priority, PRIORITY_MIN, PRIORITY_MAX),
+        "pin": optional("pin", pin, bool),
+        "returns_in_s": None if returns_in_s is None else seconds("returns_in_s", returns_in_s),
+        "ttl_s": None if ttl_s is None else seconds("ttl_s", ttl_s),
+    }
+    said = {name: value for name, value in said.items() if value is not None}
+    over, rank = instance("ends", ends, bool), rank_of(said.get("priority"), said.get("pin"))
+    for one, other in _contradicting({"ends": True} | said if over else said, rank):
+        raise UsageError(f"{one} and {other} contradict each other: say one of them")
+    if not over and rank is None and "returns_in_s" not in said:
         raise UsageError("a hint says either ends=True, or any of returns_in_s, priority and pin")
-    if lives_s is not None and rank is None:
+    if "ttl_s" in said and rank is None:
         raise UsageError("ttl_s says how long a priority or a pin holds; give one of them")
-    return Advice(over, returns, rank, lives_s)
+    return Advice(over, said.get("returns_in_s"), rank, said.get("ttl_s"))
+
+
+def _contradicting(said: dict[str, Any], rank: int | None) -> Iterator[tuple[str, str]]:
+    """Two of these that cannot both be meant."""
+    names = [f"{name}={value}" for name, value in said.items()]
+    if "ends" in said:
+        yield from ((names[0], other) for other in names[1:])
+    elif said.get("pin") and said.get("priority", 0) < 0:
+        yield names[0], names[1]
+    elif "ttl_s" in said and rank == 0:  # there is nothing that could be over
+        yield names[0], names[-1]
 
 
 def slot_pairs(pairs: Any) -> list[tuple[int, BlockKey]]:

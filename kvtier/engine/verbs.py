@@ -81,10 +81,11 @@ class CacheVerbs:
         """Find and pin the longest prefix that lies in any tier.
 
         tokens_max: never look further; pass `len(tokens) - 1`, since the last prompt token must be computed.
-        ttl_s: the pins end by themselves after this long. session: whose turn this is, by any name: see `hint`.
+        ttl_s: the pins end by themselves after this long. session: whose turn this is, by any name of at most 256 bytes
+        in UTF-8: see `hint`.
         Changes nothing but pins and counters; does not wait for I/O.
         """
-        name = arguments.optional("session", session, str)
+        name = arguments.session_name(arguments.optional("session", session, str))
         limit = arguments.limit("tokens_max", tokens_max)
         lives_s = arguments.seconds("ttl_s", ttl_s)
         return self._engine.call(lambda core, now_s: core.match(keys, owner, limit, now_s + lives_s, name))
@@ -246,9 +247,10 @@ class CacheVerbs:
         ends: it will not come back. returns_in_s: it will, in about so many seconds. priority: -1, its blocks leave
         before others; 1, after them; 0, as they do. pin: they leave when nothing else can. The last two hold until
         something else is said, the session ends, or `ttl_s` is over, and within `limits.pin_quota` of each tier.
-        Never waits, and is never an error but for arguments that cannot be: an unknown session is counted.
+        Never waits, and is never an error but for arguments that cannot be, or contradict each other (docs/policies.md
+        says which): an unknown session is counted.
         """
-        name = arguments.instance("session", session, str)
+        name = arguments.session_name(arguments.instance("session", session, str))
         advice = arguments.advice(ends, returns_in_s, priority, pin, ttl_s)
         self._engine.call(lambda core, now_s: core.hint(name, advice, now_s))
 

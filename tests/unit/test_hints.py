@@ -501,11 +501,70 @@ def test_the_sessions_are_bounded(monkeypatch):
     engine.check()
 
 
+def advised(**said):
+    return arguments.advice(
+        **{"ends": False, "returns_in_s": None, "priority": None, "pin": None, "ttl_s": None} | said
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "rank"),
+    [
+        ({"pin": True}, 2),
+        ({"pin": True, "priority": 0}, 2),
+        ({"pin": True, "priority": 1, "ttl_s": 5.0}, 2),
+        ({"pin": False}, 0),
+        ({"pin": False, "priority": 0}, 0),
+        ({"pin": False, "priority": 1, "ttl_s": 5.0}, 1),
+        ({"pin": False, "priority": -1}, -1),
+        ({"returns_in_s": 5.0, "priority": -1}, -1),
+        ({"returns_in_s": 5.0}, None),
+    ],
+)
+def test_what_two_words_mean_together_is_written_down(said, rank):
+    """A pin is lost to a default of `priority`, or a priority to one of `pin`."""
+    assert advised(**said).rank == rank
+
+
+@pytest.mark.parametrize(
+    "longest",
+    ["s" * 256, "\u00e9" * 128, "\U0001f600" * 64, "\udc80" * 85 + "s", ""],
+    ids=["ascii", "latin", "pictures", "surrogates", "empty"],
+)
+def test_a_name_is_bounded_in_bytes(longest):
+    """Names of sessions that were never served fill the memory, or a name is refused that is short enough."""
+    config = config_for(None, host=None)
+    keys = cache_prompt(config, 1, 2)
+    with kvtier.open_sync(config) as cache:
+        cache.release(cache.match(keys, "test", session=longest))
+        cache.hint(longest, pin=True)
+        for verb in (
+            lambda: cache.match(keys, "test", session=longest + "s" * 257),
+            lambda: cache.hint("s" * 257, pin=True),
+        ):
+            with pytest.raises(UsageError, match="more than 256 bytes in UTF-8"):
+                verb()
+        if longest:
+            with pytest.raises(UsageError, match="more than 256 bytes"):
+                cache.match(keys, "test", session=longest + "s")
+        stats = cache.stats()
+        assert (stats["sessions"], stats["unknown_sessions"], stats["matches"]) == (1, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments_", "message"),
     [
         ({}, "either ends=True"),
-        ({"ends": True, "pin": True}, "either ends=True"),
+        ({"ttl_s": 5}, "either ends=True"),
+        ({"ends": True, "pin": True}, "ends=True and pin=True contradict"),
+        ({"ends": True, "pin": False}, "ends=True and pin=False contradict"),
+        ({"ends": True, "priority": 0}, "ends=True and priority=0 contradict"),
+        ({"ends": True, "returns_in_s": 3}, "ends=True and returns_in_s=3.0 contradict"),
+        ({"ends": True, "ttl_s": 5}, "ends=True and ttl_s=5.0 contradict"),
+        ({"pin": True, "priority": -1}, "priority=-1 and pin=True contradict"),
+        ({"pin": False, "ttl_s": 5.0}, "pin=False and ttl_s=5.0 contradict"),
+        ({"priority": 0, "ttl_s": 5.0}, "priority=0 and ttl_s=5.0 contradict"),
+        ({"priority": 0, "pin": False, "ttl_s": 5.0}, "priority=0 and ttl_s=5.0 contradict"),
         ({"ends": 1}, "ends is 1; pass a bool"),
         ({"returns_in_s": -1.0}, "returns_in_s=-1.0"),
         ({"returns_in_s": float("nan")}, "returns_in_s=nan"),
@@ -520,6 +579,4 @@ def test_the_sessions_are_bounded(monkeypatch):
 def test_a_mistake_is_told_by_its_name(arguments_, message):
     """A hint that cannot be is taken for another, or for a bug of ours."""
     with pytest.raises(UsageError, match=message):
-        arguments.advice(
-            **{"ends": False, "returns_in_s": None, "priority": None, "pin": None, "ttl_s": None} | arguments_
-        )
+        advised(**arguments_)

@@ -237,7 +237,8 @@ SPOKEN = [
     {"ends": True},
     {"returns_in_s": 20.0},
     {"priority": -1},
-    {"priority": 0, "ttl_s": 3.0, "returns_in_s": 0.0},
+    {"priority": 0, "returns_in_s": 0.0},
+    {"priority": 1, "ttl_s": 3.0},
     {"pin": True, "ttl_s": 60.0},
 ]
 
