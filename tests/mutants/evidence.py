@@ -57,8 +57,8 @@ HINTS = (
     Mutant(
         "hints: ended leave last",
         "policies/lru.py",
-        "return chain.from_iterable(map(rings.walk, _LISTS))",
-        "return chain.from_iterable(map(rings.walk, reversed(_LISTS)))",
+        "_LISTS = _ENDED, _SHARED, _ORDER = 1, 2, 3",
+        "_ENDED, _SHARED, _ORDER = 1, 2, 3\n_LISTS = 3, 2, 1",
         "what nobody will come for stays, and what others need leaves",
     ),
 )
