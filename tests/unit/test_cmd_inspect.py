@@ -447,7 +447,7 @@ def test_not_to_be_believed(folder: Path, capsys: pytest.CaptureFixture[str], mo
     store = StoreDriver(folder, durability="none")
     store.close()
     lock.write_bytes(b"rot" * 80)
-    assert "the machine went down" in refused(capsys, folder, 1), "the header says none, the lock says nothing"
+    assert "the lock file does not say" in refused(capsys, folder, 1), "the header says none, the lock says nothing"
 
 
 @pytest.mark.parametrize("what", ["data.mdb", "slab", "lock"])
