@@ -22,6 +22,7 @@ from kvtier.policies.base import Hint, SupportsHints
 from kvtier.policies.trust import Trust
 from kvtier.types import StoreKey
 
+MOMENT_S = 1e-9  # in less than that nothing has a pace
 PACE_S = 60.0  # over about so long the pace of accesses is averaged
 RETURNS_IN_MAX = 1 << 40  # accesses
 
@@ -115,9 +116,9 @@ class Hints:
 
     def watch(self, now_s: float) -> None:
         """Time passes: some ranks end, and the pace is taken."""
-        if now_s <= self._now_s:
+        if now_s - self._now_s < MOMENT_S:
             return
-        new = -expm1((self._now_s - now_s) / PACE_S)  # above 0, however short it was
+        new = -expm1((self._now_s - now_s) / PACE_S)
         self._seen = (1 - new) * self._seen + new
         pace = self._accesses / (now_s - self._now_s)
         self._accesses_per_s += new / self._seen * (pace - self._accesses_per_s)

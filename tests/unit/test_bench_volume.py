@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvtier.cli.machine import filesystem_of
 from kvtier.errors import UsageError
 
 SIZE_BYTES = 24 << 20
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -29,6 +31,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     assert not list(tmp_path.iterdir())
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    give_up_s = time.monotonic() + PATIENCE_S
+    while attached(tmp_path) and time.monotonic() < give_up_s:  # the kernel detaches in its own time
+        os.sched_yield()
     assert not attached(tmp_path)
 
 

@@ -149,6 +149,14 @@ def test_a_time_comes_to_the_policy_in_its_own_unit():
 # ---------------------------------------------------------------- trust
 
 
+def test_no_time_at_all_has_no_pace():
+    """Two verbs within a clock's smallest step end the cache."""
+    engine = alone()
+    for now_s in (5e-324, 1e-300, 1e-12, 0.0):
+        engine.core.hints.watch(now_s)
+    engine.core.hints.watch(1.0)
+
+
 def test_those_who_are_mostly_wrong_are_not_believed():
     """A server that says of every turn that it is the last keeps the cache from holding any conversation."""
     engine = alone(gpu=64)

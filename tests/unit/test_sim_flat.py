@@ -334,24 +334,6 @@ def compared(cell: dict[str, int]) -> dict[str, int]:
     return {name: value for name, value in cell.items() if name not in OF_OTHERS}
 
 
-SOME_CELLS = [
-    ("conv_h1", "0.5", "lfu", "flat"),
-    ("weka_dev", "0.2", "two_q", "request"),
-    ("weka_dev", "0.5", "two_q", "flat"),
-    ("conv_h1", "0.5", "sieve", "request"),
-]
-
-
-@NO_TRACES
-@pytest.mark.parametrize(("name", "size", "policy", "order"), SOME_CELLS, ids=str)
-def test_some_cells_of_whole_traces_are_exact(name: str, size: str, policy: str, order: str) -> None:
-    """As the next one, where that takes a moment only."""
-    there = reference(name)
-    wanted = there["sizes"][size]
-    ours = cells(read_trace(TRACES / there["file"]), policy, wanted["capacity_blocks"], [order])
-    assert ours == {key: wanted[NAMES_THERE.get(policy, policy.upper())][key] for key in ours}
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @NO_TRACES
@@ -368,6 +350,7 @@ def test_whole_traces_are_exact(name: str, policy: str) -> None:
         assert find(trace, size["capacity_blocks"]) == wanted, size["capacity_blocks"]
 
 
+@pytest.mark.soak
 @NO_TRACES
 @pytest.mark.parametrize("name", NAMES)
 def test_no_cell_of_the_reference_is_left_out(name: str) -> None:
