@@ -272,7 +272,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         not mount
         or subprocess.run([mount, "-t", "tmpfs", "-o", "size=16m", "none", str(folder)], capture_output=True).returncode
     ):
-        pytest.skip("this user may not mount a filesystem")
+        pytest.xfail("this user may not mount a filesystem")  # and no environment could give it the right
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 

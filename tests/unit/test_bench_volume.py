@@ -56,7 +56,7 @@ def root(disk: Path) -> Path:
     with volume(disk, SIZE_BYTES, fresh=True) as place:
         note = place.note
     if "no fresh filesystem" in note:
-        pytest.skip(note)
+        pytest.xfail(note)  # no lack of the environment's that KVTIER_REQUIRE_ALL could have mended
     return disk
 
 
