@@ -93,8 +93,9 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
     assert both["since_ms"] == told["since_ms"]
     assert sum(day["written_bytes"] for day in both["days"]) == both["slot_bytes"] + both["index_bytes"]
     assert both["amplification"] > 2
-    # A day's second pays 12 bytes: what is left is what was there, less what was written.
-    assert second["wear_left_bytes"] < first["wear_left_bytes"] - second["device_written_bytes"] + 12 * 60
+    # A day's second pays 12 bytes: what is left is what was there, less what was written. The index pages of a
+    # process's last commits may be counted at the next one, so of them nothing is asked here.
+    assert second["wear_left_bytes"] < first["wear_left_bytes"] - second["written_bytes"] + 12 * 60
     assert first["wear_left_bytes"] < 10**6 - 2 * first["written_bytes"]
 
 
