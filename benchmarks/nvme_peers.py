@@ -10,15 +10,14 @@ vLLM's tier syncs nothing, verifies nothing and never evicts. Ratios are kvtier'
 import argparse
 import json
 import os
-import shutil
 import statistics
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from kvtier.cli.bench.folder import emptied
 from kvtier.cli.bench.nvme.buffers import Buffers
 from kvtier.cli.bench.nvme.plan import Plan, Shape, quick
 from kvtier.cli.bench.nvme.store_ring import StoreRing
@@ -83,15 +82,6 @@ def ratios(race: Race) -> dict[str, float]:
     ours, theirs = race.timed[OURS], race.timed[VLLM]
     cpu = statistics.median(mine / other for mine, other in zip(ours.cpu_s, theirs.cpu_s, strict=True))
     return {"speed": speed_ratio(ours, theirs), "cpu": cpu}
-
-
-@contextmanager
-def emptied(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def show(report: Report, figures: dict[str, dict[str, float]]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from kvtier.cli import cmd_bench
-from kvtier.cli.bench import folder
 from kvtier.cli.bench.nvme import churn, course, gets, lookups, process_io, puts, records, store_ring
 from kvtier.cli.bench.nvme.goals import BY_NAME, GOALS, Goal
 from kvtier.cli.bench.nvme.hollow import HollowFile
@@ -24,6 +23,9 @@ from kvtier.cli.bench.timing import Timed, speed_ratio
 from kvtier.errors import UsageError
 from kvtier.tiers.lmdb.store import LmdbTier
 from kvtier.types import Outcome, ReadItem, Status, WriteBatch
+from tests.bench_disk import disk
+
+__all__ = ["disk"]
 
 NAMES = {
     "put_2m_vs_raw",
@@ -59,17 +61,6 @@ TINY = replace(
     lag_blocks=2,
     image_bytes=MIB,
 )
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """A folder on a disk."""
-    try:
-        with folder.scratch(tmp_path, 0):
-            pass
-    except UsageError as error:
-        pytest.skip(str(error))
-    return tmp_path
 
 
 def timings(**seconds: tuple[float, float]) -> Callable[..., dict[str, Timed]]:

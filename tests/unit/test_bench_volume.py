@@ -10,31 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.cli.bench import folder
 from kvtier.cli.bench.nvme import volume as volumes
 from kvtier.cli.bench.nvme.volume import volume
 from kvtier.cli.machine import filesystem_of
-from kvtier.errors import UsageError
+from tests.bench_disk import clean_disk, disk
+
+__all__ = ["clean_disk", "disk"]
 
 SIZE_BYTES = 24 << 20
 PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk, which must be as empty afterwards as before, with nothing mounted there."""
-    try:
-        with folder.scratch(tmp_path, 0):
-            pass
-    except UsageError as error:
-        pytest.skip(str(error))
-    yield tmp_path
-    assert not list(tmp_path.iterdir())
-    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+def unmounted(clean_disk: Path) -> Iterator[Path]:
+    """A folder on a disk; afterwards nothing is mounted there."""
+    yield clean_disk
+    assert str(clean_disk) not in Path("/proc/self/mountinfo").read_text()
     give_up_s = time.monotonic() + PATIENCE_S
-    while attached(tmp_path) and time.monotonic() < give_up_s:  # the kernel detaches in its own time
+    while attached(clean_disk) and time.monotonic() < give_up_s:  # the kernel detaches in its own time
         os.sched_yield()
-    assert not attached(tmp_path)
+    assert not attached(clean_disk)
 
 
 def attached(disk: Path) -> list[str]:
@@ -51,13 +46,13 @@ def read(file: Path) -> str:
 
 
 @pytest.fixture
-def root(disk: Path) -> Path:
+def root(unmounted: Path) -> Path:
     """The same, where a filesystem can be mounted."""
-    with volume(disk, SIZE_BYTES, fresh=True) as place:
+    with volume(unmounted, SIZE_BYTES, fresh=True) as place:
         note = place.note
     if "no fresh filesystem" in note:
         pytest.xfail(note)  # no lack of the environment's that KVTIER_REQUIRE_ALL could have mended
-    return disk
+    return unmounted
 
 
 def test_a_fresh_filesystem_is_empty_and_counts_our_writes(root: Path) -> None:
@@ -108,7 +103,7 @@ def test_a_file_that_is_still_open_keeps_nobody(root: Path) -> None:
     left_open.close()
 
 
-def test_clearing_up_is_not_interrupted(disk: Path) -> None:
+def test_clearing_up_is_not_interrupted(unmounted: Path) -> None:
     """A second Ctrl-C, while the first one is clearing up, would leave the mount."""
     cleared = []
 
@@ -118,11 +113,11 @@ def test_clearing_up_is_not_interrupted(disk: Path) -> None:
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest runs in the background
     try:
-        volumes._undisturbed(clear_up, disk)
+        volumes._undisturbed(clear_up, unmounted)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert cleared == [disk]
+    assert cleared == [unmounted]
 
 
 @pytest.mark.parametrize(
@@ -133,12 +128,12 @@ def test_clearing_up_is_not_interrupted(disk: Path) -> None:
     ],
 )
 def test_without_it_the_directory_is_measured_and_that_is_said(
-    disk: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, why: str
+    unmounted: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, why: str
 ) -> None:
     """Figures of an aged filesystem would be taken for those of a fresh one."""
     monkeypatch.setattr(volumes.os, "geteuid", lambda: 0)
     monkeypatch.setattr(volumes, name, value)
-    with volume(disk, SIZE_BYTES, fresh=True) as place:
+    with volume(unmounted, SIZE_BYTES, fresh=True) as place:
         assert place.device is None
         assert place.written_bytes() is None
         assert place.note.startswith("no fresh filesystem (")
@@ -161,16 +156,16 @@ def test_a_mount_that_fails_takes_its_device_along(root: Path, monkeypatch: pyte
         assert not attached(root)
 
 
-def test_only_root_mounts(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_root_mounts(unmounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others would be shown an error of a tool they never asked for."""
     monkeypatch.setattr(volumes.os, "geteuid", lambda: 1000)
-    with volume(disk, SIZE_BYTES, fresh=True) as place:
+    with volume(unmounted, SIZE_BYTES, fresh=True) as place:
         assert "only root may mount one" in place.note
 
 
-def test_it_is_not_made_where_that_is_not_wanted(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_made_where_that_is_not_wanted(unmounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever wants to know about their own filesystem could not."""
     monkeypatch.setattr(volumes, "_run", lambda *command: pytest.fail(f"{command} was run"))
-    with volume(disk, SIZE_BYTES, fresh=False) as place:
+    with volume(unmounted, SIZE_BYTES, fresh=False) as place:
         assert place.device is None
         assert "as asked" in place.note

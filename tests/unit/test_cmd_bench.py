@@ -5,7 +5,6 @@ import json
 import os
 import runpy
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,23 +18,14 @@ from kvtier.cli.bench import host as host_bench
 from kvtier.cli.bench.nvme import puts
 from kvtier.cli.main import app
 from kvtier.errors import KvtierError, UsageError
+from tests.bench_disk import clean_disk, disk
+
+__all__ = ["clean_disk", "disk"]
 
 MACHINE = {"cpu", "cores", "kernel", "python", "numpy", "lmdb", "torch"}
 RACE = {"what", "blocks", "block_bytes", "gbs", "cpu_s_per_gb", "ratios", "best_rival", "ratio", "target"}
 COST = {"what", "unit", "median", "q1", "q3", "target"}
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk, which must be as empty afterwards as before."""
-    try:
-        with folder.scratch(tmp_path, 0):
-            pass
-    except UsageError as error:
-        pytest.skip(str(error))
-    yield tmp_path
-    assert not list(tmp_path.iterdir())
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -80,9 +70,9 @@ def test_host_compares_with_torch_where_it_is(capsys: pytest.CaptureFixture[str]
     assert report["notes"] == []
 
 
-def test_engine_measures_every_part(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_measures_every_part(clean_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One part of the cache would be left out, or a cost would lose its target."""
-    assert cmd_bench.engine(disk, 8, 20, 10_000, 2, 1, json_output=True) == 0
+    assert cmd_bench.engine(clean_disk, 8, 20, 10_000, 2, 1, json_output=True) == 0
     report = printed(capsys)
     check_shape(report)
     assert [race["what"] for race in report["races"]] == ["flush", "promote"]
@@ -110,7 +100,7 @@ def test_engine_measures_every_part(disk: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, KvtierError])
 def test_nothing_stays_after_an_interruption(
-    disk: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+    clean_disk: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """Ctrl-C would leave gigabytes behind, or a store that is still open."""
 
@@ -119,7 +109,7 @@ def test_nothing_stays_after_an_interruption(
 
     monkeypatch.setattr(puts, "interleave", interrupted)
     with pytest.raises(error):
-        cmd_bench.nvme(disk, 1, None, "batch", json_output=True, quick=True, in_place=True)
+        cmd_bench.nvme(clean_disk, 1, None, "batch", json_output=True, quick=True, in_place=True)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +151,7 @@ def test_memory_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         cmd_bench.nvme(tmp_path, 1, None, "batch", json_output=True)
 
 
-def test_a_disk_without_direct_io_is_refused(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_direct_io_is_refused(clean_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page cache would be measured, on both sides."""
 
     def refuses(path: Path, flags: int, mode: int) -> int:
@@ -169,7 +159,7 @@ def test_a_disk_without_direct_io_is_refused(disk: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(folder, "os", SimpleNamespace(**vars(os) | {"open": refuses}))
     with pytest.raises(UsageError, match="refuses O_DIRECT"):
-        cmd_bench.engine(disk, 1, 1, 10_000, 1, 1, json_output=True)
+        cmd_bench.engine(clean_disk, 1, 1, 10_000, 1, 1, json_output=True)
 
 
 def test_the_sweep_takes_every_length_from_as_few_runs_as_can_be(

@@ -6,6 +6,7 @@ before anything is written. Units: bytes.
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,26 +27,35 @@ def scratch(path: Path | None, needed_bytes: int) -> Iterator[Path]:
     try:
         folder = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=parent)
     except OSError as error:
-        raise UsageError(f"--path {parent}: {error.strerror}; name a folder that can be written") from None
+        raise UsageError(f"{parent}: {error.strerror}; name a folder that can be written") from None
     with folder as name:
         _expect_direct(parent, Path(name) / "direct")
         yield Path(name)
 
 
+@contextmanager
+def emptied(folder: Path) -> Iterator[Path]:
+    """A new folder of this name, which goes with all that is in it."""
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def check(parent: Path, needed_bytes: int) -> None:
     """Raises UsageError for a folder that is not there, lies in memory or has too little room."""
     if not parent.is_dir():
-        raise UsageError(f"--path {parent}: there is no such folder; name an existing one on the disk to be measured")
+        raise UsageError(f"{parent}: there is no such folder; name an existing one on the disk to be measured")
     kind = filesystem_of(parent)
     if kind.split()[0] in IN_MEMORY:
-        raise UsageError(f"--path {parent}: {kind} lies in memory and has no O_DIRECT; name a folder on a disk")
+        raise UsageError(f"{parent}: {kind} lies in memory and has no O_DIRECT; name a folder on a disk")
     wanted_bytes = int(needed_bytes * MARGIN)
     filesystem = os.statvfs(parent)
     free_bytes = filesystem.f_bavail * filesystem.f_frsize
     if free_bytes < wanted_bytes:
         raise UsageError(
-            f"--path {parent}: {wanted_bytes} bytes are needed and {free_bytes} are free; "
-            "use fewer --blocks or --rounds, or another disk"
+            f"{parent}: {wanted_bytes} bytes are needed and {free_bytes} are free; ask for less, or use another disk"
         )
 
 
@@ -56,5 +66,5 @@ def _expect_direct(parent: Path, probe: Path) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        problem = f"--path {parent}: {filesystem_of(parent)} refuses O_DIRECT"
+        problem = f"{parent}: {filesystem_of(parent)} refuses O_DIRECT"
         raise UsageError(f"{problem}, so that only the page cache would be measured; name a folder on a disk") from None

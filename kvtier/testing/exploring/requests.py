@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Lease, Match, NoRoom
 from kvtier.cache.transitions import State
-from kvtier.engine.polled import Job, Reserve
+from kvtier.engine.polled import Reserve
 from kvtier.errors import UsageError
 from kvtier.testing.exploring.admitted import Admitted
 from kvtier.testing.exploring.budget import Budget
@@ -284,8 +284,3 @@ class Requests:
                     key = directory.key(handle)
                     lost = levels[tier].lost or not directory.is_named(handle) or key in blamed
                     assert lost or directory.is_ready(handle, tier), f"{match!r}: a pinned block went"
-
-
-def job_keys(job: Job) -> list[tuple[int, BlockKey]]:
-    """Slot and key of each block."""
-    return list(zip(job.slots, job.keys, strict=True))

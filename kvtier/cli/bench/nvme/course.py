@@ -6,10 +6,9 @@ the run fits on a small disk. Units: blocks, bytes; GB are 10**9 bytes.
 
 import asyncio
 import os
-import shutil
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from kvtier.cli.bench import host, lag
+from kvtier.cli.bench.folder import emptied
 from kvtier.cli.bench.nvme import churn, gets, lookups, records
 from kvtier.cli.bench.nvme.goals import BY_NAME, GOALS, judged
 from kvtier.cli.bench.nvme.plan import Plan, Shape
@@ -66,22 +66,13 @@ def measure(path: Path | None, plan: Plan, *, fresh: bool, say: Callable[[str], 
         report.notes.append(place.note)
         for stage in (_large, _middle, _small, _churn, _records, _lookups, _lag):
             say(f"measuring: {stage.__name__.strip('_')}")
-            with _emptied(place.folder / "stage") as folder:
+            with emptied(place.folder / "stage") as folder:
                 figures |= stage(folder, plan, report, place)
     say("measuring: host")
     figures |= _host(plan, report)
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())
     report.notes.append(f"load of the machine at the end: {load}; durability {plan.durability}, checksums on")
     return Findings(report, {name: figures[name] for name in BY_NAME})
-
-
-@contextmanager
-def _emptied(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- stages, in their order
