@@ -105,10 +105,10 @@ class DictTier:
             yield StoredBlock(key, place, generation, len(payload))
 
     def room(self, length_bytes: int) -> int:
-        return 0 if self._squeezed() else self.blocks_max - len(self.rows)
-
-    def _squeezed(self) -> bool:
-        return self.allowed_bytes is not None and self.used_bytes() >= self.allowed_bytes
+        room = self.blocks_max - len(self.rows)
+        if self.allowed_bytes is None:
+            return room
+        return min(room, max(0, self.allowed_bytes - self.used_bytes()) // length_bytes)
 
     def excess_bytes(self) -> int:
         return 0 if self.allowed_bytes is None else max(0, self.used_bytes() - self.allowed_bytes)

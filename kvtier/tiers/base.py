@@ -180,7 +180,8 @@ class SupportsScan(Protocol):
         ...
 
     def room(self, length_bytes: int) -> int:
-        """How many more blocks of this length a write would take now without evicting. Thread-safe, no I/O."""
+        """How many more blocks of this length a write would take now without evicting, and without `excess_bytes`
+        coming of it: else blocks would leave and come back for ever. Thread-safe, no I/O."""
         ...
 
     def excess_bytes(self) -> int:

@@ -142,6 +142,26 @@ def test_scattered_evictions_give_nothing_back(tmp_path: Path, disk: type[Shared
     store.close()
 
 
+@pytest.mark.parametrize("claimed", [True, False])
+@pytest.mark.parametrize("free_bytes", [0, MIN_FREE - EXTENT - 1, MIN_FREE - 1])
+def test_what_gave_way_is_not_offered_again(
+    tmp_path: Path, disk: type[SharedDisk], claimed: bool, free_bytes: int
+) -> None:
+    """Blocks would be stored in the room just given back, leave for it again, and so for ever."""
+    disk.claims = claimed
+    store = opened(tmp_path, disk)
+    store.write(range(4 * PER_EXTENT), LENGTH)
+    leave_free(store, disk, free_bytes)
+    store.write([])
+    while store.tier.excess_bytes():
+        store.write([], evict=extents_of(store)[0])
+    for number in range(1000, 1000 + store.tier.room(LENGTH) + 1):
+        store.write([number], LENGTH)
+        assert store.tier.excess_bytes() == 0
+    assert free(store) >= MIN_FREE
+    store.close()
+
+
 def test_no_more_is_asked_than_there_is(tmp_path: Path, disk: type[SharedDisk]) -> None:
     """An engine would look for victims for ever in a store that has given all it had."""
     store = opened(tmp_path, disk)

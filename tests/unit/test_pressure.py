@@ -74,6 +74,21 @@ def test_nothing_is_stored_while_it_gives_way_and_again_afterwards():
     engine.check()
 
 
+def test_a_disk_smaller_than_what_the_memory_above_wants_clean_comes_to_rest():
+    """What leaves the disk is dirty in the host tier again, and written again, for ever."""
+    engine = make_engine(gpu=8, host=16, disk=DictTier(blocks_max=8), watermarks=(0.5, 1.0))
+    for number in range(6):
+        serve(engine, prompt(number, 4))
+        later(engine, times=2)
+    engine.tiers[-1].allowed_bytes = 5 * BLOCK_BYTES + BLOCK_BYTES // 2  # room for a part of a block
+    later(engine)
+    written = engine.core.stats()["tiers"]["lmdb"]["written_blocks"]
+    later(engine)
+    assert engine.core.stats()["tiers"]["lmdb"]["written_blocks"] == written
+    assert 0 < len(engine.tiers[-1].rows) <= 5
+    engine.check()
+
+
 @pytest.mark.parametrize("status", [Status.FAILED, Status.NO_ROOM])
 def test_evictions_that_fail_are_tried_again_later(status):
     """A full disk makes the engine spin, or give up for good."""

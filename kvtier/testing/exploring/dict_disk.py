@@ -71,15 +71,19 @@ class DictDisk:
         return 0 if self.allowed_bytes is None else max(0, self.used_bytes() - self.allowed_bytes)
 
     def free_places(self, pages: int) -> list[int]:
-        """Where blocks of this size may lie: gaps in extents that are lent to the size, then empty extents."""
-        if self.allowed_bytes is not None and self.used_bytes() >= self.allowed_bytes:
-            return []
+        """Where blocks of this size may lie: gaps in extents that are lent to the size, then empty extents.
+
+        No more than are allowed: were it to take what it must give back at once, blocks would come and go for ever.
+        """
         sizes = {row.place // self.extent_pages: _pages(len(row.payload)) for row in self.by_place.values()}
         lent = [extent for extent in range(self.extents) if sizes.get(extent) == pages]
         empty = [extent for extent in range(self.extents) if extent not in sizes]
         starts = range(0, self.extent_pages - pages + 1, pages)
         places = [extent * self.extent_pages + start for extent in lent + empty for start in starts]
-        return [place for place in places if place not in self.by_place]
+        free = [place for place in places if place not in self.by_place]
+        if self.allowed_bytes is None:
+            return free
+        return free[: max(0, self.allowed_bytes - self.used_bytes()) // (pages * PAGE_BYTES)]
 
 
 class DictStore:
