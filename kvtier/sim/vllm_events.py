@@ -1,9 +1,10 @@
 """Requests, as far as vLLM's KV events tell of them.
 
 An event says which blocks were stored behind which parent; the parents before that make it a prompt. A batch is
-[ts, events] or {"ts": ..., "events": ...}, an event {"type": "BlockStored", ...} or ["BlockStored", ...] as vLLM
-encoded it at the time. An event whose parent is the last block of a request continues that request, if it comes soon
-enough (prompts are stored in chunks, and answers block by block as they grow); any other begins one.
+[ts, events, rank] or {"ts": ..., "events": ..., "data_parallel_rank": ...}, the rank being optional, an event
+{"type": "BlockStored", ...} or ["BlockStored", ...] as vLLM encoded it at the time. An event whose parent is the last
+block of a request of that rank continues that request, if it comes soon enough (prompts are stored in chunks, and
+answers block by block as they grow); any other begins one.
 
 Owns the chains seen so far. Not to be seen in such a log: a request that found all its blocks (it stores none), where
 a prompt ends and an answer begins, and a partial last block. So hits are fewer than they were, and answers count as
@@ -18,6 +19,7 @@ from kvtier.sim.trace import Numbers, TracedRequest
 
 STORED = "BlockStored"
 FIELDS = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+FIELDS += ("lora_name", "extra_keys", "group_idx")
 CONTINUES_WITHIN_S = 2.0  # a block of an answer takes a part of a second; a person or a tool takes longer
 TIME_MAX = 1e15
 FAR = ("CPU", "STORAGE")  # mediums below the GPU
@@ -41,14 +43,14 @@ class EventChains:
         self.block_tokens = 0
         self._parents: dict[Name, Name | None] = {}
         self._requests: list[_Growing] = []
-        self._tips: dict[Name, _Growing] = {}  # last block -> the latest request that ends with it
+        self._tips: dict[tuple[int, Name], _Growing] = {}  # rank, last block -> its latest request that ends with it
 
     def add(self, batch: Any) -> None:
         """Raises ValueError for what is no batch of events."""
-        at_s, events = _batch(batch)
+        at_s, events, rank = _batch(batch)
         for event in map(_event, events):
             if event.get("type") == STORED and event.get("medium") not in FAR and not event.get("group_idx"):
-                self._stored(at_s, event)
+                self._stored(at_s, rank, event)
 
     def requests(self) -> list[TracedRequest]:
         """Those of which something was stored, by their first event; times count from the first one."""
@@ -59,14 +61,14 @@ class EventChains:
             for r in self._requests
         ]
 
-    def _stored(self, at_s: float, event: dict[str, Any]) -> None:
+    def _stored(self, at_s: float, rank: int, event: dict[str, Any]) -> None:
         names, parent = _names(event.get("block_hashes")), event.get("parent_block_hash")
         self._expect_size(event.get("block_size"))
         before: Name | None = None if parent is None else _names([parent])[0]
         for name in names:
             self._parents[name] = before
             before = name
-        request = None if parent is None else self._tips.pop(parent, None)
+        request = None if parent is None else self._tips.pop((rank, parent), None)
         if request is None or at_s - request.until_s > CONTINUES_WITHIN_S:
             request = _Growing(at_s, at_s, self._chain_to(parent))
             self._requests.append(request)
@@ -74,7 +76,7 @@ class EventChains:
         if len(set(request.blocks)) != len(request.blocks):
             raise ValueError("a block is stored behind itself")
         request.until_s = at_s
-        self._tips[names[-1]] = request
+        self._tips[rank, names[-1]] = request
 
     def _expect_size(self, size: Any) -> None:
         if type(size) is not int or size < 1 or (self.block_tokens and size != self.block_tokens):
@@ -95,21 +97,22 @@ class EventChains:
         return blocks[::-1]
 
 
-def _batch(batch: Any) -> tuple[float, list[Any]]:
-    at_s: Any = None
-    events: Any = None
+def _batch(batch: Any) -> tuple[float, list[Any], int]:
+    """When it was published, its events, and the rank that has stored the blocks (0 where it is not told)."""
+    at_s, events, rank = None, None, None
     if isinstance(batch, dict):
-        at_s, events = batch.get("ts"), batch.get("events")
+        at_s, events, rank = batch.get("ts"), batch.get("events"), batch.get("data_parallel_rank")
     elif isinstance(batch, list) and len(batch) >= 2:
-        at_s, events = batch[:2]
+        at_s, events, rank = (*batch, None)[:3]
     if (
         isinstance(at_s, bool)
         or not isinstance(at_s, int | float)
         or not 0 <= at_s < TIME_MAX
         or not isinstance(events, list)
+        or not (rank is None or type(rank) is int)
     ):
         raise ValueError("it is no batch of KV events")
-    return float(at_s), events
+    return float(at_s), events, rank or 0
 
 
 def _event(event: Any) -> dict[str, Any]:

@@ -233,11 +233,21 @@ def test_events_as_arrays(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path / "e.jsonl", log)).requests == [TracedRequest(0.0, 8, 0, [0, 1])]
 
 
+def test_ranks_store_for_requests_of_their_own(tmp_path: Path) -> None:
+    """What one engine computes is taken for the continuation of another's request."""
+    alike = [{"ts": ts, "data_parallel_rank": rank, "events": [stored([1, 2])]} for ts, rank in ((0.0, 0), (0.1, 1))]
+    log = [*alike, [0.2, [stored([3], parent=2)], 0], [0.3, [stored([4], parent=2)], 1]]
+    requests = read_trace(written(tmp_path / "e.jsonl", log)).requests
+    assert [request.blocks for request in requests] == [[0, 1, 2], [0, 1, 3]]
+
+
 def test_copies_below_are_no_requests(tmp_path: Path) -> None:
     """A block that was offloaded counts as one that somebody asked for."""
     below = [stored([1], medium=medium) for medium in ("CPU", "STORAGE")]
     log = [{"ts": 0, "events": [stored([1, 2]), *below, stored([1], group_idx=1)]}]
     assert len(read_trace(written(tmp_path / "e.jsonl", log)).requests) == 1
+    as_list = ["BlockStored", [1], None, [], 32, None, "GPU", None, None, 1]
+    assert len(read_trace(written(tmp_path / "l.jsonl", [*log, [1, [as_list]]])).requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -246,6 +256,7 @@ def test_copies_below_are_no_requests(tmp_path: Path) -> None:
         {"ts": "now", "events": []},
         {"ts": 1.0, "events": {}},
         [1.0],
+        [1.0, [], "rank"],
         7,
         {"ts": 1.0, "events": [7]},
         {"ts": 1.0, "events": [{"type": 7}]},
