@@ -18,8 +18,10 @@ from typing import Any
 from kvtier.sim.trace import Numbers, TracedRequest
 
 STORED = "BlockStored"
-FIELDS = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
-FIELDS += ("lora_name", "extra_keys", "group_idx")
+FIELDS = (
+    *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size"),
+    *("lora_id", "medium", "lora_name", "extra_keys", "group_idx"),
+)
 CONTINUES_WITHIN_S = 2.0  # a block of an answer takes a part of a second; a person or a tool takes longer
 TIME_MAX = 1e15
 FAR = ("CPU", "STORAGE")  # mediums below the GPU
