@@ -50,6 +50,10 @@ class Rings:
             yield cell - first_cell
             cell = following[cell]
 
+    def members(self, ring: int) -> NDArray[np.int32]:
+        """As `walk`, all at once."""
+        return np.fromiter(self.walk(ring), np.int32, self.lens[ring])
+
     def walk_back(self, ring: int) -> Iterator[int]:
         """The members from tail to head. The ring must not change meanwhile."""
         preceding, first_cell = self._prev, self._first_cell

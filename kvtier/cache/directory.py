@@ -101,8 +101,11 @@ class Directory(Names):
 
     def ready_in(self, tier: int) -> list[int]:
         """All handles with a READY copy in this tier."""
-        found: list[int] = np.flatnonzero(np.frombuffer(self._state[tier], np.uint8, self._rows) == READY).tolist()
+        found: list[int] = self._ready(tier).tolist()
         return found
+
+    def _ready(self, tier: int) -> NDArray[np.int64]:
+        return np.flatnonzero(np.frombuffer(self._state[tier], np.uint8, self._rows) == READY)
 
     def ready_from(self, first: int, tier: int, count: int) -> list[int]:
         """Up to `count` handles from `first` on with a READY copy in this tier, the lowest ones."""
@@ -112,8 +115,10 @@ class Directory(Names):
 
     def places_in(self, tier: int) -> NDArray[np.uint32]:
         """[copies, 2]: handle and place of all READY copies in this tier."""
-        handles = np.array(self.ready_in(tier), np.uint32)
-        return np.stack((handles, np.frombuffer(self._place[tier], np.uint32)[handles]), axis=1)
+        handles = self._ready(tier)
+        pairs = np.empty((len(handles), 2), np.uint32)
+        pairs[:, 0], pairs[:, 1] = handles, np.frombuffer(self._place[tier], np.uint32)[handles]
+        return pairs
 
     def top(self, handle: int) -> int | None:
         """The fastest tier with a READY copy."""

@@ -98,6 +98,15 @@ class Names:
     def length_bytes(self, handle: int) -> int:
         return self._length[handle]
 
+    def keys_of(self, handles: Iterable[int]) -> list[StoreKey]:
+        """As `key`, for each."""
+        keys = self._keys
+        return [keys[handle] for handle in handles]
+
+    def lengths_of(self, handles: Sequence[int]) -> NDArray[np.uint32]:
+        """As `length_bytes`, for each."""
+        return np.frombuffer(self._length, np.uint32)[handles]
+
     def handles(self) -> Iterator[int]:
         """All handles that have a name. Do not change the directory while iterating."""
         return iter(self._handles.values())

@@ -14,11 +14,13 @@ from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kvtier.cache import order_rows
 from kvtier.cache.directory import Directory
-from kvtier.cache.order_rows import Ghost, Snapshot
+from kvtier.cache.order_ghosts import PACKED_AT_ONCE, PackedGhosts
+from kvtier.cache.order_rows import Snapshot
 from kvtier.policies.base import Access, Hint, Policy, SupportsHints
-from kvtier.types import namespace_of
 
 LOG_BYTES_MIN = 64 << 10  # a log shorter than this is not worth a snapshot
 PAUSE_PIECES_MAX = 256  # batches without order after the index had no room for it
@@ -85,7 +87,7 @@ class OrderLog:
 
     def evict(self, handles: Sequence[int], incoming: int | None = None) -> None:
         self._policy.evict(handles, incoming)
-        ghosts = [self._ghost(handle) for handle in handles if self._policy.remembers(handle)]
+        ghosts = [handle for handle in handles if self._policy.remembers(handle)]
         self._note(EVICT, -1 if incoming is None else incoming, handles, ghosts=ghosts)
 
     def forget(self, handles: Sequence[int]) -> None:
@@ -182,14 +184,18 @@ class OrderLog:
 
     def _snapshot_rows(self) -> Rows:
         self._snapshot_due = False
-        ghosts = [self._ghost(handle) for handle in self._policy.ghosts()]
+        ghosts = PackedGhosts()
+        # Their order is in the policy's own state; in that of handles memory is read from end to end.
+        remembered = np.sort(np.array(self._policy.ghosts(), np.int64))
+        for start in range(0, len(remembered), PACKED_AT_ONCE):
+            self._pack(remembered[start : start + PACKED_AT_ONCE].tolist(), ghosts)
         snapshot = Snapshot(
             self._name,
             self._blocks,
             self._policy.snapshot(),
             self._directory.places_in(self._tier),
             ghosts,
-            self._namespaces(ghosts),
+            self._fingerprints(ghosts.namespaces),
         )
         self._number += 1  # should it be lost, no log that was planned behind it may fit the snapshot before
         rows: Rows = dict.fromkeys(self._stored)
@@ -200,10 +206,10 @@ class OrderLog:
 
     def _log_rows(self) -> Rows:
         calls = [
-            [what, argument, handles.tobytes(), places.tobytes(), order_rows.pack_ghosts(ghosts)]
+            [what, argument, handles.tobytes(), places.tobytes(), bytes(ghosts)]
             for what, argument, handles, places, ghosts in self._calls
         ]
-        names = self._namespaces(ghost for call in self._calls for ghost in call[4])
+        names = self._fingerprints({namespace for call in self._calls for namespace in call[4].namespaces})
         key = order_rows.log_key(self._number)
         row = order_rows.encode_log(self._number, calls, names)
         self._number += 1
@@ -211,26 +217,30 @@ class OrderLog:
         self._snapshot_due = self._log_bytes > max(LOG_BYTES_MIN, self._snapshot_bytes)
         return {key: row}
 
-    def _namespaces(self, ghosts: Iterable[Ghost]) -> dict[int, bytes]:
-        local = {namespace_of(ghost.key) for ghost in ghosts}
-        return {namespace: self._fingerprint_of(namespace) for namespace in sorted(local)}
+    def _fingerprints(self, namespaces: Iterable[int]) -> dict[int, bytes]:
+        return {namespace: self._fingerprint_of(namespace) for namespace in sorted(namespaces)}
 
     # ------------------------------------------------------------ inside
 
     def _note(
-        self, what: str, argument: int, handles: Sequence[int], places: Sequence[int] = (), ghosts: Sequence[Ghost] = ()
+        self, what: str, argument: int, handles: Sequence[int], places: Sequence[int] = (), ghosts: Sequence[int] = ()
     ) -> None:
+        """ghosts: those of the handles that the policy remembers from now on."""
         self.changed = True
-        self._calls_bytes += 4 * (len(handles) + len(places)) + sum(len(ghost.key) + 16 for ghost in ghosts)
+        keys_bytes = sum(map(len, self._directory.keys_of(ghosts)))
+        self._calls_bytes += 4 * (len(handles) + len(places)) + keys_bytes + 16 * len(ghosts)
         if self._snapshot_due:
             return  # the snapshot will say it
         last = self._calls[-1] if self._calls else None
         if last is not None and last[0] == what != HINT and last[1] == argument:  # most come one by one
             last[2].extend(handles)
             last[3].extend(places)
-            last[4].extend(ghosts)
         else:
-            self._calls.append([what, argument, array("I", handles), array("I", places), list(ghosts)])
+            last = [what, argument, array("I", handles), array("I", places), PackedGhosts()]
+            self._calls.append(last)
+        if ghosts:
+            self._pack(ghosts, last[4])
 
-    def _ghost(self, handle: int) -> Ghost:
-        return Ghost(handle, self._directory.length_bytes(handle), self._directory.key(handle))
+    def _pack(self, handles: Sequence[int], ghosts: PackedGhosts) -> None:
+        """Add the blocks with these handles."""
+        ghosts.add(handles, self._directory.lengths_of(handles), self._directory.keys_of(handles))

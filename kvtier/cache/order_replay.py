@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.cache import order_rows
+from kvtier.cache.order_ghosts import Ghost, unpack_ghosts
 from kvtier.cache.order_log import ENDS_SHARED, EVICT, FORGET, HINT, RESIZE
-from kvtier.cache.order_rows import Ghost, Snapshot
+from kvtier.cache.order_rows import Snapshot
 from kvtier.policies import POLICIES
 from kvtier.policies.base import Access, Hint, Policy, SupportsHints
 from kvtier.types import StoreKey, block_key_of, namespace_of, store_key
@@ -100,7 +101,8 @@ def recall(rows: Mapping[bytes, bytes]) -> Recalled | None:
     try:
         number, snapshot = order_rows.decode_snapshot(rows)
         logs = list(order_rows.decode_logs(rows, number))
-        recalled = _at_snapshot(snapshot, dense=_are_dense(snapshot, logs))
+        ghosts = unpack_ghosts(bytes(snapshot.ghosts))
+        recalled = _at_snapshot(snapshot, ghosts, dense=_are_dense(snapshot, ghosts, logs))
     except Exception:  # noqa: BLE001 -- a store may come from anywhere: what is wrong here costs order, no more
         return None
     for calls, namespaces in logs:
@@ -113,27 +115,29 @@ def recall(rows: Mapping[bytes, bytes]) -> Recalled | None:
     return recalled
 
 
-def _at_snapshot(snapshot: Snapshot, dense: bool) -> Recalled:
+def _at_snapshot(snapshot: Snapshot, ghosts: Sequence[Ghost], dense: bool) -> Recalled:
     policy = POLICIES.make(snapshot.policy, snapshot.blocks)
     recalled = Recalled(snapshot.policy, policy, dict(snapshot.namespaces), None if dense else {})
     pairs = snapshot.places
     if not dense:
         pairs = np.stack((np.array(recalled.ours(pairs[:, 0].tolist()), np.uint32), pairs[:, 1]), axis=1)
     recalled.places.put_all(pairs)
-    recalled.note_ghosts(snapshot.ghosts)
+    recalled.note_ghosts(ghosts)
     policy.restore(snapshot.state, recalled.handles)
     recalled.forget_ghosts(policy.forgotten())
     return recalled
 
 
-def _are_dense(snapshot: Snapshot, logs: Iterable[tuple[list[list[bytes]], dict[int, bytes]]]) -> bool:
+def _are_dense(
+    snapshot: Snapshot, ghosts: Sequence[Ghost], logs: Iterable[tuple[list[list[bytes]], dict[int, bytes]]]
+) -> bool:
     """Whether a column that is as long as the largest handle would be hardly longer than needed."""
-    largest = max((ghost.handle for ghost in snapshot.ghosts), default=0)
+    largest = max((ghost.handle for ghost in ghosts), default=0)
     largest = max(largest, int(snapshot.places[:, 0].max(initial=0)))
     for calls, _ in logs:
         for call in calls:
             largest = max(largest, int(np.frombuffer(call[2], "<u4").max(initial=0)))
-    return largest < 2 * (len(snapshot.places) + len(snapshot.ghosts)) + _SPARE_HANDLES
+    return largest < 2 * (len(snapshot.places) + len(ghosts)) + _SPARE_HANDLES
 
 
 def _is_whole(policy: Policy) -> bool:
@@ -151,7 +155,7 @@ def _repeat(recalled: Recalled, what: str, argument: int, handles: bytes, places
     if what == EVICT:
         policy.evict(named, recalled.known(argument))
         recalled.places.clear(named)
-        recalled.note_ghosts(order_rows.unpack_ghosts(ghosts))
+        recalled.note_ghosts(unpack_ghosts(ghosts))
     elif what == FORGET:
         policy.forget(named)
         recalled.places.clear(named)

@@ -11,7 +11,7 @@ keys are big-endian, in values little-endian.
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.blocks import plain_cbor
-from kvtier.types import GROUP_BYTES, NAMESPACE_BYTES, StoreKey
+from kvtier.cache.order_ghosts import PackedGhosts
 
 HEAD_KEY = b"policy/head"
 SNAPSHOT_KEY = b"policy/snapshot/"
@@ -31,17 +31,7 @@ CHUNK_BYTES = 32 << 10  # LMDB needs neighbouring free pages for a value
 _CRC = struct.Struct("<I")
 _NUMBER = struct.Struct(">Q")
 _CHUNK = struct.Struct(">QI")
-_GHOST = struct.Struct("<IIB")
 _NUMBER_LIMIT = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class Ghost:
-    """A block that is remembered and has no copy in the tier: its handle, length and key (with a local namespace)."""
-
-    handle: int
-    length_bytes: int
-    key: StoreKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ class Snapshot:
     blocks: int
     state: bytes
     places: NDArray[np.uint32]  # [residents, 2]: handle and place of each
-    ghosts: Sequence[Ghost]
+    ghosts: PackedGhosts
     namespaces: Mapping[int, bytes]  # fingerprints, by the local ids in the ghosts' keys
 
 
@@ -83,7 +73,7 @@ def encode_snapshot(number: int, snapshot: Snapshot) -> dict[bytes, bytes]:
         "blocks": snapshot.blocks,
         "state": snapshot.state,
         "places": snapshot.places.astype("<u4").tobytes(),
-        "ghosts": pack_ghosts(snapshot.ghosts),
+        "ghosts": bytes(snapshot.ghosts),
         "namespaces": dict(snapshot.namespaces),
     }
     body = cbor2.dumps(content, canonical=True)
@@ -115,7 +105,7 @@ def decode_snapshot(rows: Mapping[bytes, bytes]) -> tuple[int, Snapshot]:
             content["blocks"],
             content["state"],
             places,
-            unpack_ghosts(content["ghosts"]),
+            PackedGhosts(content["ghosts"], head["ghosts"]),
             content["namespaces"],
         )
     except (KeyError, TypeError, AttributeError, struct.error) as error:
@@ -136,23 +126,6 @@ def decode_logs(rows: Mapping[bytes, bytes], number: int) -> Iterator[tuple[list
             return
         yield calls, namespaces
         number += 1
-
-
-def pack_ghosts(ghosts: Iterable[Ghost]) -> bytes:
-    """u32 handle, u32 length, u8 length of the key, the key; for each."""
-    return b"".join(_GHOST.pack(g.handle, g.length_bytes, len(g.key)) + g.key for g in ghosts)
-
-
-def unpack_ghosts(data: bytes) -> list[Ghost]:
-    """Raises ValueError, TypeError or struct.error if it is none of the above."""
-    ghosts, at = [], 0
-    while at < len(data):
-        handle, length_bytes, key_bytes = _GHOST.unpack_from(data, at)
-        at += _GHOST.size + key_bytes
-        if at > len(data) or key_bytes <= NAMESPACE_BYTES + GROUP_BYTES:
-            raise ValueError("a ghost whose key is cut off or too short")
-        ghosts.append(Ghost(handle, length_bytes, StoreKey(data[at - key_bytes : at])))
-    return ghosts
 
 
 def number_of(key: bytes) -> int:

@@ -232,7 +232,7 @@ class ARC:
 
     def ghosts(self) -> list[int]:
         """Those of B1, then those of B2, oldest first of each."""
-        return [*self._orders.walk(_B1), *self._orders.walk(_B2)]
+        return [*self._orders.members(_B1).tolist(), *self._orders.members(_B2).tolist()]
 
     def forgotten(self) -> list[int]:
         """Ghosts given up since the last call, oldest first; one that came back meanwhile is not among them."""
@@ -271,8 +271,8 @@ class ARC:
 
     def snapshot(self) -> bytes:
         """p, c, the lists and the size classes, in the format above."""
-        lists = [list(self._orders.walk(ring)) for ring in _LISTS]
-        classes = [self._sizes[handle] for handle in chain(*lists[:4])]
+        lists = [self._orders.members(ring) for ring in _LISTS]
+        classes = self._sizes.of(np.concatenate(lists[:4]))
         return _FORMAT.pack((self.p, self._blocks), [*lists, classes, sorted(self._counted)])
 
     def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:

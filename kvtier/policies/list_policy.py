@@ -156,9 +156,10 @@ class ListPolicy(ABC):
 
     def snapshot(self) -> bytes:
         """The whole state, in the format above."""
-        lists = [list(self._rings.walk(ring)) for ring in self._lists]
-        classes = [self._sizes[handle] for handle in chain.from_iterable(lists[: len(self._resident)])]
-        cells = [half for column in self._columns for half in _as_u32(column, list(chain.from_iterable(lists)))]
+        lists = [self._rings.members(ring) for ring in self._lists]
+        members = np.concatenate(lists)
+        classes = self._sizes.of(np.concatenate(lists[: len(self._resident)]))
+        cells = [half for column in self._columns for half in _as_u32(column, members)]
         return self._format.pack((self._blocks,), [*lists, classes, *cells, self._extra()])
 
     def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:
@@ -231,10 +232,11 @@ class ListPolicy(ABC):
         return findings + [f"{self._name}: {finding}" for finding in self._findings()]
 
 
-def _as_u32(column: "array[int]", handles: Sequence[int]) -> Iterator[list[int]]:
-    """The cells of these handles: one list, or two with the low and the high halves of 64 bits."""
+def _as_u32(column: "array[int]", handles: NDArray[np.integer]) -> Iterator[NDArray[np.integer]]:
+    """The cells of these handles: one column, or two with the low and the high halves of 64 bits."""
+    cells = np.frombuffer(column, column.typecode)[handles]
     if column.typecode == "q":
-        yield [column[handle] & 0xFFFF_FFFF for handle in handles]
-        yield [column[handle] >> 32 for handle in handles]
+        yield cells & 0xFFFF_FFFF
+        yield cells >> 32
     else:
-        yield [column[handle] for handle in handles]
+        yield cells

@@ -101,8 +101,8 @@ class LRU:
 
     def snapshot(self) -> bytes:
         """The order and the size classes, in the format above."""
-        lists = [list(self._orders.walk(ring)) for ring in _LISTS]
-        return _FORMAT.pack((), [*lists, [self._sizes[handle] for handle in chain(*lists)]])
+        lists = [self._orders.members(ring) for ring in _LISTS]
+        return _FORMAT.pack((), [*lists, self._sizes.of(np.concatenate(lists))])
 
     def restore(self, state: bytes, renamed: Mapping[int, int] | None = None) -> None:
         """Become what `snapshot` saw. Raises ValueError, and changes nothing, if `state` is none of an LRU's.

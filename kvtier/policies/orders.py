@@ -56,6 +56,12 @@ class Orders:
             start += entries
             entries = 64
 
+    def members(self, order: int) -> NDArray[np.int32]:
+        """As `walk`, all at once."""
+        entries = _ints(self._logs[order])[self._heads[order] :]
+        members: NDArray[np.int32] = entries[entries != STRUCK]
+        return members
+
     def first(self, *orders: int) -> list[int]:
         """The first member of the first of these orders that has one, alone in a list; an empty one if none has."""
         for order in orders:

@@ -28,8 +28,10 @@ class SizeClasses:
         """Handles below this one have a cell."""
         return len(self._column)
 
-    def __getitem__(self, handle: int) -> int:
-        return self._column[handle]
+    def of(self, handles: NDArray[np.integer]) -> NDArray[np.uint32]:
+        """Those of these handles, which must have a cell."""
+        sizes: NDArray[np.uint32] = np.frombuffer(self._column, np.uint32)[handles]
+        return sizes
 
     def assign(self, handles: Sequence[int] | NDArray[np.int64], size_class: int) -> None:
         """These have this size class. Raises InvariantError if it is not a u32, or one of them no handle."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvtier.cache import order_rows
+from kvtier.cache.order_ghosts import Ghost, PackedGhosts
 from kvtier.cache.order_replay import Recalled, recall, todays_key
-from kvtier.cache.order_rows import Ghost
 from kvtier.policies import POLICIES as POLICY_MAKERS
 from kvtier.policies.base import Access, Hint
 from kvtier.policies.lru import LRU
@@ -285,7 +285,7 @@ def test_handles_of_then_cost_no_memory(policy):
     disk = DictTier(blocks_max=16)
     use(flushed(start(disk, policy)), 5)
     huge = 2**31 - 100
-    snapshot = order_rows.Snapshot("lru", 16, lru_of(huge), np.array([[huge, 3]], np.uint32), [], {})
+    snapshot = order_rows.Snapshot("lru", 16, lru_of(huge), np.array([[huge, 3]], np.uint32), PackedGhosts(), {})
     disk.notes |= order_rows.encode_snapshot(1000, snapshot)
     recalled = recall(disk.notes)
     assert places_of(recalled) == {0: 3}
@@ -336,7 +336,7 @@ def test_calls_that_disagree_with_themselves_cost_order_and_nothing_else():
     use(flushed(start(disk, "lru")), 5)
     number, snapshot = order_rows.decode_snapshot(disk.notes)
     unknown = order_rows.Snapshot(
-        snapshot.policy, snapshot.blocks, POLICY_MAKERS.get("lru")(16).snapshot(), snapshot.places, [], {}
+        snapshot.policy, snapshot.blocks, POLICY_MAKERS.get("lru")(16).snapshot(), snapshot.places, PackedGhosts(), {}
     )
     disk.notes = order_rows.encode_snapshot(number, unknown)
     engine = start(disk, "lru")

@@ -58,6 +58,7 @@ def test_they_keep_the_order_of_lists(steps: list[tuple], room: int) -> None:
         else:
             assert getattr(rings, verb)(*arguments) == expected
         assert {ring: list(rings.walk(ring)) for ring in RINGS} == model.rings
+        assert {ring: rings.members(ring).tolist() for ring in RINGS} == model.rings
         assert {ring: list(rings.walk_back(ring))[::-1] for ring in RINGS} == model.rings
         assert [rings.lens[ring] for ring in RINGS] == [len(model.rings[ring]) for ring in RINGS]
         assert [rings.ring_of(index) for index in range(25)] == [model.ring_of(index) for index in range(25)]
