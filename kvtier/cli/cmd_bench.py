@@ -27,6 +27,7 @@ from rich.console import Console
 
 from kvtier.cli.bench import engine as engine_bench
 from kvtier.cli.bench import host as host_bench
+from kvtier.cli.bench import progress
 from kvtier.cli.bench.nvme import course as nvme_course
 from kvtier.cli.bench.nvme import plan as nvme_plan
 from kvtier.cli.bench.report import Report
@@ -93,7 +94,8 @@ def engine(
     _check_within("--move-blocks", move_blocks, BLOCKS_MAX)
     _check_within("--rounds", rounds, ROUNDS_MAX)
     sizes = engine_bench.Sizes(blocks, store_blocks, keys, move_blocks, rounds)
-    return _show(lambda: engine_bench.measure(path, sizes), json_output)
+    with progress.shown() as begin:
+        return _show(lambda: engine_bench.measure(path, sizes, begin), json_output)
 
 
 def _check_within(option: str, value: int, most: int, least: int = 1) -> None:

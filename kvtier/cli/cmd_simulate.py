@@ -13,7 +13,8 @@ JSON, one object a line (keys are stable):
 import sys
 from pathlib import Path
 
-from kvtier.cli.simulate import asked, stopping
+from kvtier.cli import stopping
+from kvtier.cli.simulate import asked
 from kvtier.cli.simulate.asked import Options
 from kvtier.sim.reading import read_trace
 from kvtier.sim.trace import Trace

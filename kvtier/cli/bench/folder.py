@@ -1,6 +1,6 @@
 """A temporary folder on the disk that is to be measured.
 
-Always: it is gone when the bench ends, however it ends; a disk that cannot be measured or is too full is refused
+Always: it is gone when the bench ends, also by a signal; a disk that cannot be measured or is too full is refused
 before anything is written. Units: bytes.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvtier.cli import stopping
 from kvtier.cli.machine import filesystem_of
 from kvtier.errors import UsageError
 
@@ -28,7 +29,7 @@ def scratch(path: Path | None, needed_bytes: int) -> Iterator[Path]:
         folder = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=parent)
     except OSError as error:
         raise UsageError(f"{parent}: {error.strerror}; name a folder that can be written") from None
-    with folder as name:
+    with stopping.tidily(), folder as name:
         _expect_direct(parent, Path(name) / "direct")
         yield Path(name)
 

@@ -18,9 +18,10 @@ import numpy as np
 
 from kvtier.cache.leases import Lease, NoRoom
 from kvtier.cli.bench import world
+from kvtier.cli.bench.progress import Begin
 from kvtier.cli.bench.rawfile import Item, RawFile
 from kvtier.cli.bench.report import OURS, Race
-from kvtier.cli.bench.timing import Contestant, interleave
+from kvtier.cli.bench.timing import Contestant, interleave, turns
 from kvtier.config import Config
 from kvtier.engine.sync import SyncCache, open_sync
 from kvtier.errors import KvtierError
@@ -36,7 +37,7 @@ def disk_bytes(blocks: int, rounds: int) -> int:
     return world.LARGE_BYTES * blocks * (rounds + 1) * 5 // 2 + (64 << 20)
 
 
-def races(folder: Path, blocks: int, rounds: int) -> list[Race]:
+def races(folder: Path, blocks: int, rounds: int, begin: Begin) -> list[Race]:
     """Every round flushes a prompt of its own, and later promotes one that is nowhere in memory."""
     prompts = rounds + 1  # one round is thrown away
     config = world.config(world.LARGE, world.LARGE_BYTES, 2 * blocks, 2 * blocks, folder / "moves", blocks * prompts)
@@ -44,10 +45,12 @@ def races(folder: Path, blocks: int, rounds: int) -> list[Race]:
         bare = Bare(folder, blocks, prompts, undo)
         with open_sync(config) as cache:
             contestants = {OURS: flushing(cache, config, blocks), BARE: bare.flushing()}
-            down = Race("flush", blocks, world.LARGE_BYTES, interleave(contestants, rounds))
+            step = begin("flushing", turns(contestants, rounds))
+            down = Race("flush", blocks, world.LARGE_BYTES, interleave(contestants, rounds, step))
         with open_sync(config) as cache:
             contestants = {OURS: promoting(cache, config, blocks), BARE: bare.promoting()}
-            up = Race("promote", blocks, world.LARGE_BYTES, interleave(contestants, rounds))
+            step = begin("promoting", turns(contestants, rounds))
+            up = Race("promote", blocks, world.LARGE_BYTES, interleave(contestants, rounds, step))
     return [down, up]
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.blocks.spec import block_specs
 from kvtier.cli.bench import world
+from kvtier.cli.bench.progress import Begin
 from kvtier.cli.bench.report import Cost, counted
-from kvtier.cli.bench.timing import Contestant, interleave
+from kvtier.cli.bench.timing import Contestant, interleave, turns
 from kvtier.config import Config
 from kvtier.engine.build import level_of, open_tier
 from kvtier.engine.core import Core
@@ -25,10 +26,17 @@ OPEN_TARGET_MS = 200.0  # of up to 100,000 blocks
 OPEN_TARGET_BLOCK_MS = 0.002  # of each, if there are more
 
 
-def costs(folder: Path, store_blocks: int, rounds: int) -> list[Cost]:
-    """Opening a whole cache over a store of `store_blocks`, and its parts: the tier, the directory."""
-    store = folder / "opening"
-    build(store, store_blocks)
+def disk_bytes(store_blocks: int) -> int:
+    """What `costs` writes."""
+    return world.small_disk_bytes(store_blocks)
+
+
+def costs(folder: Path, store_blocks: int, rounds: int, begin: Begin) -> list[Cost]:
+    """Opening a whole cache over a store of `store_blocks`, and its parts: the tier, the directory.
+
+    The store stays in `folder`, as `store`."""
+    store = folder / "store"
+    build(store, store_blocks, begin)
     config = _config(store, store_blocks)
     named = f"a store of {counted(store_blocks)}"
     contestants = {
@@ -38,11 +46,12 @@ def costs(folder: Path, store_blocks: int, rounds: int) -> list[Cost]:
         f"close {named}": closing(config),
     }
     target_ms = max(OPEN_TARGET_MS, OPEN_TARGET_BLOCK_MS * store_blocks)
-    timed = interleave(contestants, rounds)
+    step = begin(f"opening {named}", turns(contestants, rounds))
+    timed = interleave(contestants, rounds, step)
     return [Cost.of(name, rounds_, target_ms if name.startswith("open") else None) for name, rounds_ in timed.items()]
 
 
-def build(store: Path, store_blocks: int) -> None:
+def build(store: Path, store_blocks: int, begin: Begin) -> None:
     """A store with so many blocks, written by a cache."""
     step = min(PROMPT_BLOCKS, store_blocks)
     config = world.config(world.SMALL, world.SMALL_BYTES, 2 * step, 2 * step, store, store_blocks)
@@ -51,7 +60,7 @@ def build(store: Path, store_blocks: int) -> None:
         for number, first in enumerate(range(0, store_blocks, step))
     ]
     with open_sync(config) as cache:
-        world.keep(cache, prompts)
+        world.keep(cache, prompts, begin(f"writing a store of {counted(store_blocks)}", len(prompts)))
 
 
 def _config(store: Path, store_blocks: int) -> Config:

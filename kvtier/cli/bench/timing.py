@@ -9,9 +9,11 @@ Units: seconds, by the wall and of all threads' CPU.
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+
+from kvtier.cli.bench.progress import Step, still
 
 Contestant = Callable[[], AbstractContextManager[Callable[[], object]]]
 
@@ -50,8 +52,13 @@ def speed_ratio(ours: Timed, theirs: Timed) -> float:
     return statistics.median(slow / fast for slow, fast in zip(theirs.wall_s, ours.wall_s, strict=True))
 
 
-def interleave(contestants: Mapping[str, Contestant], rounds: int) -> dict[str, Timed]:
-    """Run each contestant `rounds` times, and once before."""
+def turns(contestants: Sized, rounds: int) -> int:
+    """How many `interleave` takes."""
+    return len(contestants) * (rounds + 1)
+
+
+def interleave(contestants: Mapping[str, Contestant], rounds: int, step: Step = still) -> dict[str, Timed]:
+    """Run each contestant `rounds` times, and once before. step: called after each turn, and not measured."""
     timed = {name: Timed() for name in contestants}
     order = list(contestants)
     shuffle = random.Random(0).shuffle
@@ -65,6 +72,7 @@ def interleave(contestants: Mapping[str, Contestant], rounds: int) -> dict[str, 
             if round_ >= 0:
                 timed[name].wall_s.append(wall_s)
                 timed[name].cpu_s.append(cpu_s)
+            step()
     return timed
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease, Match
 from kvtier.cli.bench import world
+from kvtier.cli.bench.progress import Begin
 from kvtier.cli.bench.report import Cost, counted
-from kvtier.cli.bench.timing import Contestant, interleave, plain
+from kvtier.cli.bench.timing import Contestant, interleave, plain, turns
 from kvtier.config import Config
 from kvtier.engine.build import start
 from kvtier.engine.core import Core
@@ -27,15 +28,24 @@ MATCH_TARGET_MS = 1.0  # for up to 1000 blocks
 STAGING_S_MAX = 60.0
 
 
-def costs(folder: Path, blocks: int, rounds: int) -> list[Cost]:
+def disk_bytes(blocks: int, rounds: int) -> int:
+    """What `costs` writes."""
+    return world.small_disk_bytes(3 * blocks + _committed(rounds))
+
+
+def _committed(rounds: int) -> int:
+    return COMMIT_BLOCKS * (rounds + 2)
+
+
+def costs(folder: Path, blocks: int, rounds: int, begin: Begin) -> list[Cost]:
     """match, peek, reserve and release of `blocks` blocks, commit of 64, hashing of 16,000 tokens."""
-    fresh = COMMIT_BLOCKS * (rounds + 2)
+    fresh = _committed(rounds)
     config = world.config(
         world.SMALL, world.SMALL_BYTES, blocks + fresh, 2 * blocks + fresh, folder / "verbs", 4 * blocks + fresh
     )
     on_disk, on_host, on_gpu, absent = (world.prompt(config, number, blocks) for number in range(4))
     with open_sync(config) as cache:
-        world.keep(cache, [on_disk, on_host, on_gpu])
+        world.keep(cache, [on_disk, on_host, on_gpu], begin("serving prompts", 3))
     target_ms = MATCH_TARGET_MS * max(1, blocks / 1000)
     with open_sync(config) as cache:
         cache.release(world.reserved(cache, on_gpu, blocks))
@@ -50,7 +60,8 @@ def costs(folder: Path, blocks: int, rounds: int) -> list[Cost]:
             f"commit, {COMMIT_BLOCKS} blocks": committing(cache, config),
             f"hash_blocks, {HASHED_TOKENS} tokens": hashing(config),
         }
-        timed = interleave(contestants, rounds)
+        step = begin("asking for them", turns(contestants, rounds))
+        timed = interleave(contestants, rounds, step)
     targets = dict.fromkeys([name for name in contestants if name.startswith("match")], target_ms)
     found = [Cost.of(name, rounds_, targets.get(name)) for name, rounds_ in timed.items()]
     return [*found, *core_costs(config, on_disk, blocks, rounds)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvtier.blocks.hashing import Keys, hash_blocks
 from kvtier.cache.leases import Lease
+from kvtier.cli.bench.progress import Step, still
 from kvtier.config import Config, load_config
 from kvtier.engine.cache import TieredCache
 from kvtier.engine.sync import SyncCache
@@ -65,7 +66,12 @@ def commit_all(cache: SyncCache, lease: Lease, keys: Keys) -> None:
     cache.commit(lease, list(zip(lease.slots(), keys.groups[0], strict=True)))
 
 
-def keep(cache: SyncCache, prompts: Sequence[Keys]) -> None:
+def small_disk_bytes(stored_blocks: int) -> int:
+    """What a store of so many SMALL blocks takes: slots, a record of a few hundred bytes each, what it begins with."""
+    return stored_blocks * SMALL_BYTES * 5 // 4 + (32 << 20)
+
+
+def keep(cache: SyncCache, prompts: Sequence[Keys], step: Step = still) -> None:
     """Serve prompts nobody has met, and bring them down to the store."""
     for keys in prompts:
         blocks = len(keys.groups[0])
@@ -73,6 +79,7 @@ def keep(cache: SyncCache, prompts: Sequence[Keys]) -> None:
         commit_all(cache, lease, keys)
         cache.release(lease)
         flush(cache)
+        step()
 
 
 def flush(cache: SyncCache) -> None:

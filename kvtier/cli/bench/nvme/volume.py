@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
-from types import FrameType
 
 from kvtier.cli.bench.folder import scratch
 from kvtier.tiers.lmdb.meter import device_of, disk_written_bytes
@@ -22,7 +21,6 @@ from kvtier.tiers.lmdb.meter import device_of, disk_written_bytes
 FILL_BYTES = 4 << 20
 FORMAT = ("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0")
 TOOL_S_MAX = 60
-_TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Volume:
 @contextmanager
 def volume(parent: Path | None, size_bytes: int, fresh: bool) -> Iterator[Volume]:
     """A place for so many bytes. Raises UsageError if `parent` is not fit to be measured."""
-    with _ending_on_sigterm(), scratch(parent, size_bytes) as folder, ExitStack() as undo:
+    with scratch(parent, size_bytes) as folder, ExitStack() as undo:
         if not fresh:
             yield Volume(folder, None, "in the given directory, as asked: its age counts, and so does who else uses it")
             return
@@ -124,20 +122,3 @@ def _undisturbed(clean_up: Callable[[Path], None], path: Path) -> None:
         clean_up(path)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """Let a polite kill unwind as Ctrl-C does."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(_TERMINATED)
-
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

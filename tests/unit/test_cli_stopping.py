@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.cli.simulate import stopping
+from kvtier.cli import stopping
 
 CHILD = """
 import sys
 from kvtier.cli.main import main
 from kvtier.cli.simulate import one_tier
 from kvtier.sim import jobs
-from tests.unit.test_sim_stopping import Busy
+from tests.unit.test_cli_stopping import Busy
 
 jobs.os.sched_getaffinity = lambda pid: {0, 1}
 trace, pipe = sys.argv[1:]
