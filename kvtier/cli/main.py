@@ -2,7 +2,8 @@
 
 Always: results go to stdout, errors to stderr; every verb has --json. Exit codes: 0 ok, 1 findings, 2 wrong use
 or something only the user can mend, also an output that cannot be written, 130 interrupted, 141 nobody reads the
-output any more. A user's mistake never shows a traceback.
+output any more. A user's mistake never shows a traceback, and with --json is told on stdout as well: `{"error": text}`,
+and beside it what it is about (`path`, `file`) if the verb got that far.
 """
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -20,12 +21,14 @@ try:
     from kvtier.cli import streams
     from kvtier.cli.simulate import command as simulate_command
     from kvtier.cli.store import command as store_command
+    from kvtier.cli.usage import TellingGroup
     from kvtier.errors import KvtierError
 except KeyboardInterrupt:  # loading takes long enough to think better of it
     raise SystemExit(INTERRUPTED) from None
 
 # Plain help and plain tracebacks: both load in a tenth of the time, and a log can hold them.
 app = typer.Typer(
+    cls=TellingGroup,
     help="Keeps the KV cache of language models in tiers: GPU memory, host RAM and NVMe.",
     no_args_is_help=True,
     add_completion=False,
