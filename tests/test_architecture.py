@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "kvtier"
 
 LAYERS: list[set[str]] = [
     {"errors", "clock", "types"},
-    {"events", "registry", "metrics", "notices"},
+    {"events", "registry", "metrics", "notices", "processes"},
     {"blocks"},
     {"config"},
     {"allocator", "kernels"},

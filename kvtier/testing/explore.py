@@ -7,10 +7,9 @@ the seeds alone, not on the number of processes. Units: seeds, operations.
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 
+from kvtier.processes import pool
 from kvtier.testing.exploring.coverage import Coverage
 from kvtier.testing.exploring.run import STEPS, Result, explore
 
@@ -53,11 +52,8 @@ def _results(seeds: range, run: "partial[Result]", jobs: int) -> Iterable[Result
     if jobs <= 1 or len(seeds) == 1:
         yield from map(run, seeds)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        try:
-            yield from pool.map(run, seeds, chunksize=4)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with pool(jobs) as workers:
+        yield from workers.map(run, seeds, chunksize=4)
 
 
 def _report(results: Iterable[Result], count: int) -> int:
