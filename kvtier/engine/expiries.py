@@ -5,18 +5,21 @@ back no more are kept than a small multiple of those that hold. Units: seconds o
 """
 
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name", str, int)
 
 _STALE_MIN = 64  # so many are not worth a look
 
 
-class Expiries:
+class Expiries(Generic[Name]):
     """Times by name, one for each."""
 
     def __init__(self) -> None:
-        self._at_s: dict[str, float] = {}
-        self._queue: list[tuple[float, str]] = []  # the earliest first; of no meaning where `_at_s` says otherwise
+        self._at_s: dict[Name, float] = {}
+        self._queue: list[tuple[float, Name]] = []  # the earliest first; of no meaning where `_at_s` says otherwise
 
-    def set(self, name: str, at_s: float) -> None:
+    def set(self, name: Name, at_s: float) -> None:
         """This is its time from now on."""
         self._at_s[name] = at_s
         heappush(self._queue, (at_s, name))
@@ -24,13 +27,22 @@ class Expiries:
             self._queue = [(at_s, name) for name, at_s in self._at_s.items()]
             heapify(self._queue)
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: Name) -> None:
         """It has no time any more, if it had one."""
         self._at_s.pop(name, None)
 
-    def take_over(self, now_s: float) -> list[str]:
+    def next_s(self) -> float | None:
+        """The earliest of the times; None if there is none."""
+        while self._queue:
+            at_s, name = self._queue[0]
+            if self._at_s.get(name) == at_s:
+                return at_s
+            heappop(self._queue)
+        return None
+
+    def take_over(self, now_s: float) -> list[Name]:
         """Those whose time is over, the earliest first. They are forgotten."""
-        over: list[str] = []
+        over: list[Name] = []
         while self._queue and self._queue[0][0] <= now_s:
             at_s, name = heappop(self._queue)
             if self._at_s.get(name) == at_s:

@@ -47,7 +47,7 @@ class Hints:
         self._ranks = residency.ranks
         self._sessions = Sessions()
         self._trust = Trust()
-        self._passing = Expiries()  # of ranks that end by themselves
+        self._passing = Expiries[str]()  # of ranks that end by themselves
         self._accesses = 0  # since the pace was last taken
         self._accesses_per_s = 0.0
         self._seen = 0.0  # the weight of what was seen in that average: what was before is no traffic at pace 0

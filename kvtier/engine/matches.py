@@ -1,7 +1,7 @@
 """Matches that are not given back yet: what they found, and what they pin until then, or until their time is over.
 
 Owns: the list of them. Always: a match in it pins the fastest copy of each block that it found; one that is not pins
-nothing. Units: tokens, seconds of the engine's clock.
+nothing; each has a time at which it is over, which it keeps. Units: tokens, seconds of the engine's clock.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from kvtier.cache.leases import Match
 from kvtier.cache.pins import pin, unpin
 from kvtier.cache.prefix import Prefix, longest_prefix, tokens_by_tier
 from kvtier.cache.residency import Residency
+from kvtier.engine.expiries import Expiries
 
 
 class Matches:
@@ -20,6 +21,7 @@ class Matches:
         self._sizes = tuple(sizes)
         self._names = [level.name for level in residency.levels]
         self.held: dict[int, Match] = {}  # by number
+        self._expiries = Expiries[int]()  # of these
 
     def __len__(self) -> int:
         return len(self.held)
@@ -35,6 +37,7 @@ class Matches:
         match.tiers = self.tiers_of(prefix)
         pin(self._residency, match)
         self.held[match.match_id] = match
+        self._expiries.set(match.match_id, match.expires_at_s)
 
     def tiers_of(self, prefix: Prefix) -> dict[str, int]:
         """Tier name -> tokens of the prefix whose fastest copy lies there."""
@@ -51,12 +54,14 @@ class Matches:
     def consumed(self, match: Match) -> None:
         """A lease holds its blocks from now on."""
         self.held.pop(match.match_id, None)
+        self._expiries.drop(match.match_id)
 
     def expire(self, now_s: float) -> None:
-        """Give back those whose time is over."""
-        for match in [match for match in self.held.values() if match.expires_at_s <= now_s]:
+        """Give back those whose time is over, in the order in which they were made."""
+        for match in [self.held[number] for number in sorted(self._expiries.take_over(now_s))]:
             self._residency.counters.add("matches_expired", int(bool(match.pins)))
             self.release(match)
 
     def next_expiry_s(self) -> float | None:
-        return min((match.expires_at_s for match in self.held.values()), default=None)
+        """When the first of them is over; None if there are none."""
+        return self._expiries.next_s()

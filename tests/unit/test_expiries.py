@@ -18,10 +18,12 @@ def test_whatever_is_set_and_dropped_the_right_ones_are_over():
             expiries.drop(name)
             model.pop(name, None)
         if rng.random() < 0.05:
+            assert expiries.next_s() == min(model.values(), default=None)
             over = sorted((at, name) for name, at in model.items() if at <= now_s)
             assert sorted((model.pop(name), name) for name in expiries.take_over(now_s)) == over
     assert set(expiries.take_over(1e9)) == set(model)
     assert expiries.take_over(1e9) == []
+    assert expiries.next_s() is None
 
 
 def test_who_says_it_again_and_again_takes_no_room():
