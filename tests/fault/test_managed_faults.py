@@ -7,9 +7,9 @@ from kvtier.errors import KvtierError
 from kvtier.types import DONE, BatchDone, Outcome, Status
 from tests.fakecuda.fake import fake_cuda
 from tests.managed_device import on_device
+from tests.managed_prompt import PROMPT, SIZES, world_with_prompt_below
 from tests.managed_world import FULL, MLA, World
 from tests.manager_state import remembered
-from tests.unit.test_managed import PROMPT, SIZES, world_with_prompt_below
 
 __all__ = ["fake_cuda"]
 

@@ -19,7 +19,7 @@ from kvtier.testing.gpu_check.paged import BLOCK_TOKENS
 from kvtier.testing.gpu_check.parts import run_here
 from kvtier.testing.gpu_check.record import Record
 from tests.fakecuda.fake import FakeCuda, fake_cuda
-from tests.unit.test_gpu_check import TINY, emulator, images, plain
+from tests.gpu_check_card import TINY, emulator, images, plain
 
 torch = pytest.importorskip("torch")
 __all__ = ["emulator", "fake_cuda", "images", "plain"]

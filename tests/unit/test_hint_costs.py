@@ -13,7 +13,7 @@ from kvtier.policies.base import Access
 from kvtier.policies.lru import LRU
 from kvtier.testing.dict_tier import DictTier
 from tests.engine_bench import make_engine, prompt
-from tests.unit.test_hints import turn
+from tests.hint_bench import turn
 
 FEW, MANY = 40, 300  # few fill the tiers and the quota as well
 TURNS = 12

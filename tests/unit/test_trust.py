@@ -8,7 +8,7 @@ from kvtier.cache import sessions
 from kvtier.policies import trust
 from kvtier.policies.trust import Trust
 from tests.engine_bench import prompt
-from tests.unit.test_hints import alone, counted, say, turn
+from tests.hint_bench import alone, counted, say, turn
 
 
 @pytest.fixture
