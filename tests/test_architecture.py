@@ -38,6 +38,7 @@ DECIDING_ENGINE = {
     "commits",
     "core",
     "demotion",
+    "drops",
     "arguments",
     "capacities",
     "flight",

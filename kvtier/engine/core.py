@@ -249,7 +249,7 @@ class Core:
         self._leases.dropped(namespace)
         if namespace == self._namespace:
             self._prefetch.forget()
-        self.planner.drop(ticket, namespace, handles)
+        self.planner.drops.begin(ticket, namespace, handles)
         return ticket
 
     def submit_resize(self, tier_name: str, size_bytes: int) -> int:
@@ -327,7 +327,7 @@ class Core:
             if isinstance(answer, Lease):  # its match is consumed
                 self._matches.consumed(answer.record.match)
         self._leases.ended.clear()
-        self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops_ended()]
+        self._answers += [(ticket, Dropped(done)) for ticket, done in self.planner.drops.ended()]
         self._answers += self._memory.answers()
         ended = [] if self.planner.order_waits else self.planner.demotions.flushes.ended()
         self._answers += [(ticket, Flushed(*how)) for ticket, *how in ended]

@@ -7,14 +7,13 @@ reset is discarded, and only then is its place free again.
 Units: handles, seconds of the engine's clock. Nothing here waits; the executor carries batches out.
 """
 
-from collections import deque
-
 from kvtier.cache.leases import Arrival
 from kvtier.cache.residency import Residency
 from kvtier.cache.transitions import Move, State
 from kvtier.engine.breaker import Breakers
 from kvtier.engine.capacities import Capacities
 from kvtier.engine.demotion import STARVED_S, Demotions
+from kvtier.engine.drops import Drops
 from kvtier.engine.flight import Flight, Underway
 from kvtier.engine.pressure import DiskPressure
 from kvtier.engine.promotion import Promotions
@@ -25,7 +24,7 @@ from kvtier.engine.sidecar import Sidecars
 from kvtier.engine.sleeping import Sleep
 from kvtier.errors import InvariantError
 from kvtier.events import Reason
-from kvtier.types import NAMESPACE_BYTES, BatchDone, LayerPart, Outcome, Remap, Status, Transfer, TransferBatch
+from kvtier.types import BatchDone, LayerPart, Outcome, Remap, Status, Transfer, TransferBatch
 
 BLAME = {Status.CORRUPT: Reason.CONDEMNED, Status.MISSING: Reason.LOST, Status.FAILED: Reason.LOST}
 READ_COUNTERS = {Status.CORRUPT: "corrupt", Status.MISSING: "missing"}
@@ -55,9 +54,7 @@ class Planner:
         self.sleep = Sleep(residency, self.flight, self.promotions, self.demotions, self.resizes)
         self._scrubs = Scrubs(residency, self.flight, self.promotions, self.breakers, sidecars)
         self.capacities = Capacities(residency, self.flight, self.resizes.ended)
-        self._drops: deque[tuple[int, int]] = deque()  # (ticket, namespace), not yet planned
-        self._dropping: dict[int, set[int]] = {}  # ticket -> its batches under way
-        self._drops_failed: set[int] = set()
+        self.drops = Drops(residency, self.flight, self.demotions)
         self.devices_lost: list[int] = []  # tiers, as batches have told since they were last looked at
         self.failed_loads: list[int] = []  # blocks that did not arrive, since they were last looked at
         self.order_waits = False  # a flush is done but for the order, which goes out after the write under way
@@ -74,8 +71,7 @@ class Planner:
         self.flight.now_s = now_s
         self._sidecars.wear.look(now_s)
         batches = self.promotions.batches()
-        while self._drops:
-            batches += self._drop_batches(*self._drops.popleft())
+        batches += self.drops.batches()
         batches += self.capacities.batches()
         batches += self._pressure.batches(now_s)
         batches += self.resizes.batches()
@@ -106,36 +102,6 @@ class Planner:
 
     def _may_note(self, tier: int, now_s: float) -> bool:
         return not self.flight.writes(tier) and self._residency.levels[tier].blocked_until_s <= now_s
-
-    def drop(self, ticket: int, namespace: int, handles: list[int]) -> None:
-        """Forget these blocks at once, and erase their namespace from the persistent tiers (see `drops_ended`)."""
-        self.demotions.flushes.forget({handle: self._directory.key(handle) for handle in handles})
-        for handle in handles:
-            self._residency.overtake(handle)
-        self._drops.append((ticket, namespace))
-
-    def _drop_batches(self, ticket: int, namespace: int) -> list[TransferBatch]:
-        """One batch for each persistent tier. Its writer runs batches in order, so later writes are safe from it."""
-        prefix = namespace.to_bytes(NAMESPACE_BYTES, "big")
-        batches = []
-        for tier, level in enumerate(self._residency.levels):
-            if level.persistent:
-                queue = self._residency.leaving[tier]
-                leaving = [copy for copy in queue if self._directory.key(copy.handle).startswith(prefix)]
-                kept = [copy for copy in queue if not self._directory.key(copy.handle).startswith(prefix)]
-                queue.clear()
-                queue.extend(kept)
-                batches.append(self.flight.depart_drop(tier, namespace, leaving))
-        self._dropping[ticket] = {batch.batch_id for batch in batches}
-        return batches
-
-    def drops_ended(self) -> list[tuple[int, bool]]:
-        """Drops that are durable now, or failed: (ticket, done). Each is reported once."""
-        ended = [(t, t not in self._drops_failed) for t, batch_ids in self._dropping.items() if not batch_ids]
-        for ticket, _ in ended:
-            del self._dropping[ticket]
-            self._drops_failed.discard(ticket)
-        return ended
 
     # ------------------------------------------------------------ apply
 
@@ -255,7 +221,7 @@ class Planner:
     def _left(self, underway: Underway, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         tier = underway.batch.target
         if underway.batch.drop is not None:
-            self._drop_ended(underway.batch.batch_id, outcomes[0])
+            self.drops.settled(underway.batch.batch_id, outcomes[0])
             outcomes = outcomes * len(underway.leaving)
         for copy, outcome in zip(underway.leaving, outcomes, strict=True):
             if outcome.status in (Status.DONE, Status.MISSING):
@@ -264,13 +230,6 @@ class Planner:
                 self._residency.kept(copy, tier)
         if any(outcome.status in (Status.FAILED, Status.NO_ROOM) for outcome in outcomes):
             self.demotions.blocked(tier, now_s)  # NO_ROOM: not even an eviction can be written down
-
-    def _drop_ended(self, batch_id: int, outcome: Outcome) -> None:
-        for ticket, batch_ids in self._dropping.items():
-            if batch_id in batch_ids:
-                batch_ids.remove(batch_id)
-                if not outcome.done:
-                    self._drops_failed.add(ticket)
 
     def _note_target(self, tier: int, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         statuses = {outcome.status for outcome in outcomes}

@@ -14,8 +14,8 @@ from tests.mutants.mutant import Mutant
 FILES = (
     *(f"cache/{name}.py" for name in ("adoption", "directory", "order_log", "order_replay", "prefix", "residency")),
     "cache/staying.py",
-    *(f"engine/{name}.py" for name in ("core", "demotion", "flight", "flushes", "planner", "polled", "prefetch")),
-    *(f"engine/{name}.py" for name in ("pressure", "promotion", "reservations", "resizing", "sidecar")),
+    *(f"engine/{name}.py" for name in ("core", "demotion", "drops", "flight", "flushes", "planner", "polled")),
+    *(f"engine/{name}.py" for name in ("prefetch", "pressure", "promotion", "reservations", "resizing", "sidecar")),
 )
 NEIGHBOURS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,

@@ -182,7 +182,7 @@ DRAWN = (
     ),
     Mutant(
         "drawn 29",
-        "engine/planner.py",
+        "engine/drops.py",
         "if not outcome.done:",
         "if not (not outcome.done):",
         "a drop that failed is reported as durable, and one that was done as failed",
