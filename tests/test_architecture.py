@@ -68,6 +68,7 @@ DECIDING_ENGINE = {
     "tier_memory",
     "sidecar",
     "traced",
+    "victims",
     "wear",
 }
 WAITING = {"time", "threading", "asyncio", "concurrent", "subprocess", "socket", "queue"}

@@ -12,7 +12,7 @@ Always: at most `STORES_MAX` batches per lane (`STORES_TO_DISK_MAX` into a disk,
 for a while that doubles. Units: slots, blocks, bytes, seconds of the engine's clock.
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
 from kvtier.cache.level import Level
@@ -22,6 +22,7 @@ from kvtier.cache.transitions import State
 from kvtier.engine.admitting import Admitting
 from kvtier.engine.flight import Flight
 from kvtier.engine.flushes import Flushes
+from kvtier.engine.victims import Victims
 from kvtier.engine.wear import Wear
 from kvtier.policies.base import up_to
 from kvtier.types import StoreKey, TransferBatch
@@ -31,7 +32,6 @@ STORES_TO_DISK_MAX = 4
 BACKOFF_FIRST_S = 0.1
 BACKOFF_LAST_S = 10.0
 STARVED_S = 1.0  # after a refusal for room: by then others may have given some back
-COLDEST_TRIED_MAX = 64  # blocks among whose extents one that can be emptied is sought
 SLACK_DIVISOR = 8  # places kept free for the next batch: at most this part of the tier
 
 
@@ -44,6 +44,7 @@ class Demotions:
         self._flight = flight
         self._admitting = Admitting(residency, flight, wear)
         self._queue_bytes = queue_bytes
+        self.victims = Victims(residency)
         self.flushes = Flushes()
         self._evacuating: dict[int, dict[int, StoreKey]] = {}  # by tier: blocks that are in the way of a resize
         self._setbacks: dict[int, int] = {}  # of the tiers below one, when they were last held against a flush
@@ -254,43 +255,9 @@ class Demotions:
     # ------------------------------------------------------------ leaving a persistent tier
 
     def _victims(self, tier: int, count: int, size: int | None, incoming: int) -> list[int]:
-        """Up to `count` blocks of this size in policy order; if the coldest has another size, its whole extent.
-
-        size: None if it shows only when a block is written: an extent serves any.
-        """
-        level = self._residency.levels[tier]
-        policy, ranks = level.policy, self._residency.ranks
+        """As `Victims.of_size`, but nobody whom a running flush has just saved."""
         staying = NotEvictable(self._directory, tier, self.flushes)
-        coldest = ranks.up_to(policy, tier, 1, staying) if count > 0 else []
-        if not coldest:
-            return []
-        place = self._directory.place(coldest[0], tier)
-        if size is None or level.size_class_at(place, self._directory.length_bytes(coldest[0])) != size:
-            return self.whole_extent(tier, staying) or ranks.up_to(policy, tier, 1, staying, size)
-        return ranks.up_to(policy, tier, count, staying, size, incoming)
-
-    def whole_extent(self, tier: int, staying: Container[int]) -> list[int]:
-        """The blocks of the coldest extent that may all leave: emptied, it can be lent to any size."""
-        level = self._residency.levels[tier]
-        assert level.room is not None
-        extent_of, place = level.room.extent, self._directory.place
-        movable = sum(handle not in staying for handle in self._directory.ready_in(tier))
-        count = min(movable, COLDEST_TRIED_MAX)  # `up_to` may leave out half
-        coldest = self._residency.ranks.choose(level.policy, tier, count, staying, movable)
-        extents = dict.fromkeys(extent_of(place(h, tier)) for h in coldest)  # in order, each once
-        members: dict[int, list[int]] = {extent: [] for extent in extents}
-        for handle in self._with_copy(tier):
-            extent = extent_of(place(handle, tier))
-            if extent in members:
-                members[extent].append(handle)
-        keeps = self._residency.ranks.keeps
-        for extent in sorted(extents, key=lambda extent: any(keeps(h, tier) for h in members[extent])):
-            if all(self._directory.is_ready(h, tier) and h not in staying for h in members[extent]):
-                return members[extent]
-        return []
-
-    def _with_copy(self, tier: int) -> Iterator[int]:
-        return (h for h in self._directory.handles() if self._directory.state(h, tier) is not State.GONE)
+        return self.victims.of_size(tier, count, size, staying, incoming)
 
     def _erasures(self, tier: int) -> list[Leaving]:
         queue = self._residency.leaving[tier]

@@ -49,7 +49,7 @@ class DiskPressure:
 
     def _give_way(self, tier: int) -> TransferBatch | None:
         staying = Protected(self._residency.directory, tier, self._demotions.flushes)
-        victims = self._demotions.whole_extent(tier, staying)
+        victims = self._demotions.victims.whole_extent(tier, staying)
         if not victims:
             return None
         self._residency.counters.add_tier(tier, "gave_way", len(victims))

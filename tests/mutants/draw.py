@@ -15,7 +15,10 @@ FILES = (
     *(f"cache/{name}.py" for name in ("adoption", "directory", "order_log", "order_replay", "prefix", "residency")),
     "cache/staying.py",
     *(f"engine/{name}.py" for name in ("core", "demotion", "drops", "flight", "flushes", "planner", "polled")),
-    *(f"engine/{name}.py" for name in ("prefetch", "pressure", "promotion", "reservations", "resizing", "sidecar")),
+    *(
+        f"engine/{name}.py"
+        for name in ("prefetch", "pressure", "promotion", "reservations", "resizing", "sidecar", "victims")
+    ),
 )
 NEIGHBOURS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,

@@ -38,7 +38,7 @@ def test_an_extent_that_can_be_emptied_is_found_among_any_number_of_blocks():
     for keys in (first, second):
         engine.match(keys, tokens_max=4)  # one block of each extent has to stay
     demotions, directory = engine.core.planner.demotions, engine.core.residency.directory
-    emptied = demotions.whole_extent(DISK, NotEvictable(directory, DISK, demotions.flushes))
+    emptied = demotions.victims.whole_extent(DISK, NotEvictable(directory, DISK, demotions.flushes))
     assert [directory.place(handle, DISK) // 3 for handle in emptied] == [2]
 
 
@@ -88,7 +88,7 @@ class Ranked:
 
     def emptied(self):
         staying = NotEvictable(self.residency.directory, DISK, self.demotions.flushes)
-        return self.places(self.demotions.whole_extent(DISK, staying))
+        return self.places(self.demotions.victims.whole_extent(DISK, staying))
 
 
 def test_a_pinned_block_of_another_size_costs_no_extent():
