@@ -7,9 +7,10 @@ Always:  a list is in the order of times; ghosts are at most GHOSTS_PER_BLOCK fo
          `_census` counts all that are watched, residents and ghosts alike.
 Units:   handles (22 bytes each), blocks. Time is counted in accesses, so that it needs no clock and has no scale.
 
-Blocks of a class are alike, so of each only the one that was used longest ago competes, and the one of the lowest
-worth at its age leaves. A request's blocks are touched deepest first: within a class, the deep ones leave first. A
-block that has just come competes as well, for its class may be worth nothing. Those that leave are watched on as
+Blocks of a class are alike, so of each only two compete (`density.fronts`): the one that was used longest ago, and of
+those that were used last the deepest; and the one of the lowest worth at its age leaves. A request's blocks are touched
+deepest first, so of those used together the deep ones leave first. A block that has just come competes as well, for its
+class may be worth nothing, or what has just been used be the last to come back. Those that leave are watched on as
 ghosts: else a class that is never kept could not prove itself.
 """
 
@@ -25,7 +26,7 @@ from kvtier.errors import InvariantError
 from kvtier.policies.base import Access, Hint
 from kvtier.policies.density.census import Census
 from kvtier.policies.density.classes import CLASSES, FIRST, MOVED, class_after, class_hinted
-from kvtier.policies.density.fronts import NOBODY, Fronts
+from kvtier.policies.density.fronts import NOBODY, Fronts, competing_worth
 from kvtier.policies.density.hazards import Hazards
 from kvtier.policies.density.keeping import pack_hazards, unpack_hazards
 from kvtier.policies.list_policy import ListPolicy
@@ -131,7 +132,7 @@ class HitDensity(ListPolicy):
         else:
             for handle, time in zip(handles, when, strict=True):
                 classes[handle], times[handle] = class_, time
-        self._fronts.came(class_)
+        self._fronts.came(class_, handles, when[0])
         self._rings.move(handles, class_)
 
     def hint(self, handles: Sequence[int], hint: Hint) -> int:
@@ -168,22 +169,32 @@ class HitDensity(ListPolicy):
         now, (_, times), worth = self._now, self._columns, self._hazards.worth
         fronts: list[tuple[float, int, int, int, Iterator[int]]] = []
         for class_ in compress(self._resident, self._rings.lens[1:]):
-            members = self._sizes.eligible(self._rings.walk(class_), pinned, size_class)
-            for handle in members:
-                fronts.append((worth(class_, now - times[handle]), times[handle], class_, handle, members))
-                break
+            ends = {class_: self._rings.walk(class_), class_ + CLASSES: self._fronts.youngest(class_)}
+            for front, blocks in ends.items():
+                members = self._sizes.eligible(blocks, pinned, size_class)
+                for handle in members:
+                    age = now - times[handle]
+                    fronts.append((competing_worth(worth(class_, age), front), times[handle], front, handle, members))
+                    break
         heapify(fronts)
+        chosen: set[int] = set()  # a block may come from both ends of its class
         while fronts:
-            least, time, class_, handle, members = fronts[0]
-            yield handle
-            next_least = min((front[:3] for front in fronts[1:3]), default=_NO_OTHER)
-            since = now - self._hazards.age_min(class_, now - time)  # who was used last until then is worth the same
+            least, begin, front, handle, members = fronts[0]
+            if handle not in chosen:
+                chosen.add(handle)
+                yield handle
+            class_ = front - CLASSES if front > CLASSES else front
+            next_least = min((other[:3] for other in fronts[1:3]), default=_NO_OTHER)
+            since = now - self._hazards.age_min(class_, now - begin)  # who was used last until then is worth the same
             for following in members:
                 time = times[following]
-                if time > since or (least, time, class_) > next_least:
-                    heapreplace(fronts, (worth(class_, now - time), time, class_, following, members))
+                if not begin <= time <= since or (least, time, front) > next_least:
+                    worth_then = competing_worth(worth(class_, now - time), front)
+                    heapreplace(fronts, (worth_then, time, front, following, members))
                     break
-                yield following
+                if following not in chosen:
+                    chosen.add(following)
+                    yield following
             else:
                 heappop(fronts)
 

@@ -62,6 +62,13 @@ class Orders:
         members: NDArray[np.int32] = entries[entries != STRUCK]
         return members
 
+    def walk_back(self, order: int) -> Iterator[int]:
+        """The members from last to first. The order must not change meanwhile."""
+        log, head = self._logs[order], self._heads[order]
+        for at in range(len(log) - 1, head - 1, -1):
+            if log[at] >= 0:
+                yield log[at]
+
     def first(self, *orders: int) -> list[int]:
         """The first member of the first of these orders that has one, alone in a list; an empty one if none has."""
         for order in orders:

@@ -4,6 +4,8 @@ import lzma
 import math
 import pathlib
 import random
+from collections.abc import Iterator
+from heapq import heapify, heapreplace
 from itertools import pairwise, takewhile
 
 import numpy as np
@@ -346,7 +348,7 @@ def test_a_long_life(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hit_density, "_LEARN_EVERY_MIN", 30)
     rng = random.Random(seed)
     policy, resident = HitDensity(12), set[int]()
-    for _ in range(1500):
+    for step in range(1500):
         handles = rng.sample(range(60), rng.randrange(1, 6))
         kind = rng.random()
         if kind < 0.5:
@@ -371,7 +373,119 @@ def test_a_long_life(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         least = policy.candidates(1)
         assert policy.check() == []
         assert policy.candidates(1, pinned={-1}) == least  # the same choice, without what is remembered
+        if step % 20 == 0:
+            again = HitDensity(policy._blocks)
+            again.restore(policy.snapshot())
+            assert again.candidates(len(resident)) == policy.candidates(len(resident))
         assert len(policy) == len(resident)
+
+
+@given(CALLS)
+def test_victims_of_one_call_are_those_of_many(calls: list[tuple[Access, list[int], int]]) -> None:
+    """A request that needs much room would push out others than many that need little."""
+    together, apart = HitDensity(25), HitDensity(25)
+    for policy in (together, apart):
+        policy._learn_at = 40
+    for access, handles, leave in calls:
+        for policy in (together, apart):
+            policy.touch(handles, access)
+        chosen = together.candidates(leave)
+        together.evict(chosen)
+        for victim in chosen:
+            assert apart.candidates(1) == [victim]
+            apart.evict([victim])
+        assert together.check() == apart.check() == []
+
+
+def jobs(requests: int) -> Iterator[range]:
+    """The blocks, deepest first, that jobs ask for which run at regular times: some often, most seldom."""
+    rng = random.Random(1)
+    due, first = list[tuple[float, float, range]](), 0
+    for _ in range(150):
+        blocks = rng.randint(3, 30)
+        due.append((10 * rng.random(), 2 * 300 ** rng.random(), range(first + blocks - 1, first - 1, -1)))
+        first += blocks
+    heapify(due)
+    for _ in range(requests):
+        at, period, wanted = due[0]
+        yield wanted
+        heapreplace(due, (at + period, period, wanted))
+
+
+def found_of_jobs(policy: Policy, blocks: int) -> int:
+    resident, found = set[int](), 0
+    for number, wanted in enumerate(jobs(3000)):
+        found += len(resident.intersection(wanted)) * (number >= 1000)
+        for handle in wanted:
+            if handle in resident:
+                policy.touch([handle], Access.REUSE)
+                continue
+            if len(resident) == blocks:
+                victims = policy.candidates(1, incoming=handle)
+                policy.evict(victims, handle)
+                resident.difference_update(victims)
+            policy.touch([handle], Access.FILL)
+            resident.add(handle)
+    return found
+
+
+def test_jobs_at_regular_times_are_known() -> None:
+    """Who comes back at regular times would be given up, being the oldest, shortly before that; all in vain."""
+    little, more = HitDensity(250), HitDensity(500)
+    assert found_of_jobs(little, 250) > 11_000  # 8,346 if the youngest did not compete; LRU and ARC: none
+    assert found_of_jobs(more, 500) > 1.03 * found_of_jobs(ARC(500), 500)
+    assert little.check() == more.check() == []
+
+
+class Rising(Hazards):
+    """A block is worth the more, the older it is."""
+
+    def worth(self, class_: int, age: int) -> float:
+        return float(age)
+
+    def age_min(self, class_: int, age: int) -> int:
+        return age
+
+    def outlook(self, class_: int, age: int) -> tuple[float, int | None]:
+        return float(age), age + 1
+
+
+def test_of_those_that_were_just_used_the_deep_ones_leave() -> None:
+    """What stays of a prompt would be its end, which helps nobody."""
+    policy = HitDensity(40)
+    policy._hazards = Rising()
+    policy._count_anew()
+    policy.touch([15, 14, 13, 12, 11, 10], Access.FILL)
+    policy.touch([35, 34, 33, 32, 31, 30, 29, 28], Access.MOVED)
+    assert policy.candidates(8) == policy.candidates(8, pinned={-1}) == [35, 34, 33, 32, 31, 30, 29, 28]
+    for victim in (35, 34):
+        assert policy.candidates(1) == [victim]
+        policy.evict([victim])
+    policy.touch([32], Access.REUSE)  # from amidst them: what was used before it is a run of its own
+    assert policy.candidates(7) == policy.candidates(7, pinned={-1}) == [32, 31, 30, 29, 28, 33, 15]
+    policy.touch([9, 8, 7], Access.FILL)
+    policy.touch([6, 5], Access.FILL)  # right after them: one run
+    assert policy.candidates(6) == policy.candidates(6, pinned={-1}) == [9, 8, 7, 6, 5, 32]
+    assert policy.candidates(4, pinned={8, 6}) == [9, 7, 5, 32]
+    assert policy.check() == []
+
+
+def test_it_learns_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was learned first would hold for ever, or count as much as what happened since."""
+    monkeypatch.setattr(hit_density, "_HISTORY_MIN", 1000)
+    policy = HitDensity(10)
+    for _ in range(300):
+        policy.touch(range(9, -1, -1), Access.FILL)
+        policy.touch(range(9, -1, -1), Access.REUSE)
+        policy.forget(range(10))
+    policy._learn()
+    at_first, uses = policy._hazards.worth(FIRST, 5), sum(policy._hazards.used[FIRST])
+    assert uses < 1000, "of 3000, the early ones count for less"
+    for start in range(10, 60_010, 10):
+        policy.touch(range(start + 9, start - 1, -1), Access.FILL)
+        policy.evict(policy.candidates(10 if start > 10 else 0))
+    assert policy._hazards.worth(FIRST, 5) < at_first / 5
+    assert sum(policy._hazards.used[FIRST]) < uses / 10
 
 
 def prefix_tokens(policy: Policy, blocks: int) -> int:

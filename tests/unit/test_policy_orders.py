@@ -83,6 +83,7 @@ def test_they_keep_the_order_of_lists(long_batch: int, steps: list[tuple]) -> No
             assert getattr(orders, verb)(*arguments) == expected
             assert {order: list(orders.walk(order)) for order in ORDERS} == model.orders
             assert {order: orders.members(order).tolist() for order in ORDERS} == model.orders
+            assert {order: list(orders.walk_back(order))[::-1] for order in ORDERS} == model.orders
             assert [orders.first(order) for order in ORDERS] == [model.orders[order][:1] for order in ORDERS]
             assert orders.first(*ORDERS) == [handle for order in ORDERS for handle in model.orders[order]][:1]
             assert [orders.lens[order] for order in ORDERS] == [len(model.orders[order]) for order in ORDERS]

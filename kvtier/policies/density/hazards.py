@@ -29,7 +29,8 @@ PRIOR = 0.3  # hazard times age of a block of which nothing is known
 _POOL_BLOCKS = 1000.0  # what the prior weighs against all classes
 _CLASS_BLOCKS = 100.0  # what all classes weigh against one
 _BELIEVED = {ENDED: 0.05, ENDED_SHARED: 0.2}  # of the hazard of all classes, before anything was learned of these
-_YOUNG_SHARE = 0.02  # ages under this quantile of returns are one bucket
+_YOUNG_SHARE = 0.02  # the quantile of returns under which ages are young
+_YOUNG_BUCKETS = 3  # so many of them are told apart, for who waits to come back at its time is worth less at first
 
 
 Row = list[float]  # one number per bucket
@@ -122,7 +123,8 @@ class Hazards:
     def _set_span(self, used: Table, lost: Table, present: Table) -> None:
         """Which buckets are worth telling apart: not those where hardly anything returns, nor those nobody reaches."""
         returned = np.cumsum(used.sum(0))
-        self.first = min(int(np.searchsorted(returned, _YOUNG_SHARE * returned[-1], side="right")), BUCKETS - 3)
+        young = int(np.searchsorted(returned, _YOUNG_SHARE * returned[-1], side="right")) - _YOUNG_BUCKETS
+        self.first = min(max(0, young), BUCKETS - 3)
         reached = np.flatnonzero((lost + present).any(0))
         farthest = int(reached[-1]) if len(reached) else self.first
         self.last = min(max(farthest + 1, self.first + 2), BUCKETS - 1)
