@@ -9,13 +9,13 @@ Units: bytes; offsets and strides are whole pages.
 import errno
 import mmap
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kvtier.blocks.codec import checksum
 from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.io_threads import IoThreads
 from kvtier.tiers.slots import address_of
 from kvtier.types import PAGE_BYTES, BlockKey
 
@@ -69,7 +69,8 @@ class SlotIO:
             self.view[self.length_bytes :] = bytes(tail_bytes)
 
     def take_checksum(self) -> None:
-        self.checksum = checksum(self.key, self.buffer[: self.length_bytes])
+        memory = self.view if self._bounce is None else self._bounce
+        self.checksum = checksum(self.key, memory[: self.length_bytes])
 
 
 class TruncatedSlab(OSError):
@@ -81,9 +82,9 @@ class Slab:
 
     def __init__(self, file: BlockFile, io_threads: int) -> None:
         self.file = file
-        self._threads = io_threads
+        self._threads_large = io_threads
         self._threads_small = SMALL_THREADS * io_threads if io_threads > 1 else 1
-        self._pool = ThreadPoolExecutor(self._threads_small, thread_name_prefix="kvtier-slab")
+        self._threads = IoThreads(self._threads_small, "kvtier-slab")
 
     def write(self, ios: Sequence[SlotIO]) -> None:
         """Write every slot and note its payload's checksum; failures are noted in `error`."""
@@ -96,32 +97,15 @@ class Slab:
 
     def close(self) -> None:
         """Idempotent."""
-        self._pool.shutdown()
+        self._threads.close()
         self.file.close()
 
     # ------------------------------------------------------------ inside
 
     def _spread(self, work: Callable[[list[SlotIO]], None], ios: Sequence[SlotIO]) -> None:
-        """Share the runs out. The caller's thread takes its part: it would only wait, and waking others costs."""
-        runs = deque(runs_of(ios, self._threads))
-
-        def take_runs() -> None:
-            while runs:
-                try:
-                    run = runs.popleft()
-                except IndexError:  # another thread was faster
-                    return
-                work(run)
-
-        are_small = runs and sum(io.stride_bytes for io in ios) // len(runs) < SMALL_BYTES
-        threads = self._threads_small if are_small else self._threads
-        helpers = [self._pool.submit(take_runs) for _ in range(min(threads, len(runs)) - 1)]
-        try:
-            take_runs()
-        finally:
-            wait(helpers)  # whatever happens, nobody moves bytes after we return
-        for helper in helpers:
-            helper.result()
+        runs = runs_of(ios, self._threads_large)
+        are_small = runs and sum([io.stride_bytes for io in ios]) // len(runs) < SMALL_BYTES
+        self._threads.share(work, runs, self._threads_small if are_small else self._threads_large)
 
     def _write_run(self, run: list[SlotIO]) -> None:
         ready = self._prepared(run)
@@ -170,19 +154,20 @@ class Slab:
 
 def runs_of(ios: Sequence[SlotIO], threads: int) -> list[list[SlotIO]]:
     """Cut the transfers, in slab order, into runs of neighbours, none longer than a thread's fair share."""
-    share = sum(io.stride_bytes for io in ios) // threads
+    share = sum([io.stride_bytes for io in ios]) // threads
     run_bytes_max = min(max(share, RUN_BYTES_MIN), RUN_BYTES_MAX)
     runs: list[list[SlotIO]] = []
     end = run_bytes = 0
-    for io in sorted(ios, key=lambda io: io.offset):
-        joins = runs and io.offset == end and run_bytes + io.stride_bytes <= run_bytes_max and len(runs[-1]) < IOV_MAX
+    for io in sorted(ios, key=attrgetter("offset")):
+        offset, stride_bytes = io.offset, io.stride_bytes
+        joins = runs and offset == end and run_bytes + stride_bytes <= run_bytes_max and len(runs[-1]) < IOV_MAX
         if joins:
             runs[-1].append(io)
-            run_bytes += io.stride_bytes
+            run_bytes += stride_bytes
         else:
             runs.append([io])
-            run_bytes = io.stride_bytes
-        end = io.offset + io.stride_bytes
+            run_bytes = stride_bytes
+        end = offset + stride_bytes
     return runs
 
 
