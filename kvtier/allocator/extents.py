@@ -15,7 +15,7 @@ had no room for is withheld until `release`, and does not keep its extent from b
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +39,11 @@ class _Extent:
         return len(self.taken) - self.taken_slots
 
 
+_NOT_LENT = _Extent(1, bytearray(), array("I"))  # it has no slots
+
+
 class ExtentAllocator:
-    """One caller at a time, except `slot_of`, `free_slots` and `used_pages`, which any thread may ask."""
+    """One caller at a time, except `slots_of`, `free_slots` and `used_pages`, which any thread may ask."""
 
     def __init__(self, extent_pages: int, extents_max: int) -> None:
         self.extent_pages = extent_pages
@@ -75,21 +78,27 @@ class ExtentAllocator:
         found = self._extents.get(extent)
         return None if found is None else found.stride_pages
 
-    def slot_of(self, place: int) -> tuple[int, int] | None:
-        """(extent, slot) of a place, None if no slot begins there. A pure look at current lending."""
-        extent, page = divmod(place, self.extent_pages)
-        found = self._extents.get(extent)
-        if found is None or page % found.stride_pages or page // found.stride_pages >= len(found.taken):
-            return None
-        return extent, page // found.stride_pages
+    def slots_of(self, places: Iterable[int]) -> list[tuple[int, int] | None]:
+        """(extent, slot) of each place, None where no slot begins. A pure look at current lending.
+
+        All of a batch at once, as below: of small blocks a call for each would cost more than their records.
+        """
+        extents, extent_pages = self._extents, self.extent_pages
+        slots: list[tuple[int, int] | None] = []
+        for place in places:
+            index, page = divmod(place, extent_pages)
+            extent = extents.get(index, _NOT_LENT)
+            slot, rest = divmod(page, extent.stride_pages)
+            slots.append((index, slot) if not rest and slot < len(extent.taken) else None)
+        return slots
 
     def place_of(self, extent: int, slot: int) -> int:
         return extent * self.extent_pages + slot * self._extents[extent].stride_pages
 
-    def owner_of(self, place: int) -> int:
-        """Who owns the slot at a place, 0 if nobody does."""
-        located = self.slot_of(place)
-        return self._extents[located[0]].owners[located[1]] if located else 0
+    def owners_of(self, slots: Iterable[tuple[int, int] | None]) -> list[int]:
+        """Who owns each slot (as `slots_of` found them, just now), 0 for nobody."""
+        extents = self._extents
+        return [0 if slot is None else extents[slot[0]].owners[slot[1]] for slot in slots]
 
     def owned(self) -> list[int]:
         """All places that hold a block."""
@@ -114,17 +123,15 @@ class ExtentAllocator:
         for index, extent in self._extents.items():
             yield index, extent.stride_pages, extent.taken_slots
 
-    def owners_left_by(self, places: Iterable[int]) -> set[int]:
+    def owners_left_by(self, places: Collection[int]) -> set[int]:
         """The owners that giving back these places would leave without a block. Changes nothing."""
-        leaving = Counter(self.owner_of(place) for place in places)
-        return {owner for owner, slots in leaving.items() if owner and slots == self.slots_of_owner[owner]}
+        small = {owner: slots for owner, slots in self.slots_of_owner.items() if 0 < slots <= len(places)}
+        leaving = Counter(self.owners_of(self.slots_of(places)) if small else ())
+        return {owner for owner, slots in small.items() if slots == leaving[owner]}
 
     def emptied_by(self, places: Iterable[int]) -> list[int]:
         """The extents that giving back these places would empty. Changes nothing."""
-        leaving: dict[int, int] = {}
-        for place in places:
-            extent = self.extent_of(place)
-            leaving[extent] = leaving.get(extent, 0) + 1
+        leaving = Counter([place // self.extent_pages for place in places])
         return [extent for extent, slots in leaving.items() if self._in_use(extent) == slots]
 
     # ------------------------------------------------------------ moves
@@ -162,12 +169,17 @@ class ExtentAllocator:
             places.extend(self._take_from(index, slots - len(places)))
         return places
 
-    def own(self, place: int, owner: int) -> None:
-        """The taken slot holds a block of `owner` (not 0) from now on."""
-        extent, slot = self._locate(place)
-        extent.owners[slot] = owner
-        self.slots_of_owner[owner] += 1
-        self.used_pages += extent.stride_pages
+    def own(self, owners: Mapping[int, int]) -> None:
+        """By place: the taken slot holds a block of this owner (not 0) from now on."""
+        extents, extent_pages = self._extents, self.extent_pages
+        used_pages = 0
+        for place, owner in owners.items():
+            index, page = divmod(place, extent_pages)
+            extent = extents[index]
+            extent.owners[page // extent.stride_pages] = owner
+            used_pages += extent.stride_pages
+        self.slots_of_owner.update(owners.values())
+        self.used_pages += used_pages
 
     def adopt(self, extent: int, stride_pages: int, slots: Sequence[int] | Ints, owners: Sequence[int] | Ints) -> None:
         """Take over an extent as an earlier process left it. `slots` is not empty and has no duplicates."""
@@ -188,20 +200,25 @@ class ExtentAllocator:
 
     def give_back(self, places: Iterable[int]) -> list[int]:
         """These slots are free again. Returns the extents that became empty and are lent no longer."""
-        touched: dict[int, int] = {}
+        extents, extent_pages = self._extents, self.extent_pages
+        touched, owners = [], []
         for place in places:
-            extent, slot = self._locate(place)
-            index = self.extent_of(place)
-            if extent.owners[slot]:
+            index, page = divmod(place, extent_pages)
+            extent = extents[index]
+            slot = page // extent.stride_pages
+            if owner := extent.owners[slot]:
+                extent.owners[slot] = 0
                 self.used_pages -= extent.stride_pages
-                self.slots_of_owner[extent.owners[slot]] -= 1
+                owners.append(owner)
             extent.taken[slot] = 0
-            extent.owners[slot] = 0
-            extent.search_from = min(extent.search_from, slot)
-            touched[index] = touched.get(index, 0) + 1
-        for index, slots in touched.items():
+            if slot < extent.search_from:
+                extent.search_from = slot
+            touched.append(index)
+        self.slots_of_owner.subtract(owners)
+        slots_by_extent = Counter(touched)
+        for index, slots in slots_by_extent.items():
             self._count_taken(index, -slots)
-        return self._without_empty(touched)
+        return self._without_empty(slots_by_extent)
 
     @property
     def withheld_pages(self) -> int:
@@ -248,11 +265,6 @@ class ExtentAllocator:
 
     # ------------------------------------------------------------ inside
 
-    def _locate(self, place: int) -> tuple[_Extent, int]:
-        index, page = divmod(place, self.extent_pages)
-        extent = self._extents[index]
-        return extent, page // extent.stride_pages
-
     def _add(self, index: int, stride_pages: int) -> None:
         slots = self.slots_per_extent(stride_pages)
         self._extents[index] = _Extent(stride_pages, bytearray(slots), array("I", bytes(4 * slots)))
@@ -290,7 +302,7 @@ class ExtentAllocator:
                 end = min(start + slots - len(places), len(extent.taken))
             extent.taken[start:end] = b"\1" * (end - start)
             extent.search_from = end
-            places.extend(self.place_of(index, slot) for slot in range(start, end))
+            places += range(self.place_of(index, start), self.place_of(index, end), extent.stride_pages)
         self._count_taken(index, len(places))
         return places
 

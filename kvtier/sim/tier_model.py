@@ -95,7 +95,7 @@ class StoreModel:
             places = extents.take(stride_pages, 1)
         if not places:
             return Outcome(Status.NO_ROOM)
-        extents.own(places[0], OWNER)
+        extents.own({places[0]: OWNER})
         payload_bytes, slot_bytes = self._written.payload_bytes + length_bytes, stride_pages * PAGE_BYTES
         self._written = Written(payload_bytes, self._written.slot_bytes + slot_bytes)
         self._generation += 1

@@ -13,11 +13,12 @@ import pytest
 
 from kvtier.errors import StoreFormatError
 from kvtier.testing.stores import StoreDriver
+from kvtier.testing.tiers import key_of
 from kvtier.tiers.lmdb.blockfile import BlockFile
-from kvtier.tiers.lmdb.index import Index
+from kvtier.tiers.lmdb.index import Change, Index
 from kvtier.tiers.lmdb.layout import HEADER_KEY, PLACE_KEY, encode_header, encode_record
 from kvtier.tiers.lmdb.offline import StoreReader
-from kvtier.types import Status
+from kvtier.types import EvictItem, Status, WriteBatch
 
 
 class FailingFile(BlockFile):
@@ -322,18 +323,34 @@ def test_damaged_records_are_skipped(tmp_path: Path, position: int) -> None:
     store.close()
 
 
-def test_a_record_damaged_while_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("position", [4, 12, 40, -1], ids=["namespace", "generation", "key", "check"])
+def test_a_record_damaged_while_open(tmp_path: Path, position: int) -> None:
     """A damaged record would be believed by a reader, or its slot be lost for ever."""
     store = StoreDriver(tmp_path / "s")
     store.write([1, 2])
     index = store.tier._store.index
     [(key, row), _] = index.rows("blocks")
-    from kvtier.tiers.lmdb.index import Change
-
-    index.commit(Change(blocks={key: row[:-1] + bytes([row[-1] ^ 1])}))
+    damaged = bytearray(row)
+    damaged[position] ^= 1
+    index.commit(Change(blocks={key: bytes(damaged)}))
     assert store.read([1, 2]) == [Status.CORRUPT, Status.DONE]
     assert store.write([], evict=[1]) == [Status.DONE]
     assert store.tier.check() == []
+    store.close()
+
+
+def test_a_record_at_a_free_slot_frees_nothing(tmp_path: Path) -> None:
+    """A slot that is free would be freed again, and given to two blocks."""
+    store = StoreDriver(tmp_path / "s")
+    store.write([1])
+    index, (_, stored) = store.tier._store.index, store.kept[1]
+    [(key, row)] = index.rows("blocks")
+    extent, slot = PLACE_KEY.unpack(key)
+    index.commit(Change(blocks={PLACE_KEY.pack(extent, slot + 1): row}))
+    astray = EvictItem(key_of(1, store.namespace), stored.place + 2, stored.generation)
+    assert [end.status for end in store.tier.write(WriteBatch(evict=[astray]))] == [Status.CORRUPT]
+    assert store.tier._store.allocator.check() == []
+    assert store.read([1]) == [Status.DONE]
     store.close()
 
 
@@ -419,7 +436,8 @@ HOSTILE = """
 import pathlib, random, shutil, sys
 from kvtier.errors import StoreFormatError
 from kvtier.testing.stores import StoreDriver
-from kvtier.types import Status
+from kvtier.testing.tiers import key_of
+from kvtier.types import EvictItem, Status, WriteBatch
 
 source, folder, seed = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 chance = random.Random(seed)

@@ -87,7 +87,7 @@ class Store:
         return layout.decode_record(key, row)
 
     def _place_key(self, number: int) -> bytes:
-        slot = self.tier._store.allocator.slot_of(self.at[number].place)
+        (slot,) = self.tier._store.allocator.slots_of([self.at[number].place])
         assert slot is not None
         return layout.PLACE_KEY.pack(*slot)
 

@@ -32,12 +32,14 @@ class Extents(RuleBasedStateMachine):
                 self.pages[page] = place
             assert place // EXTENT_PAGES == (place + stride - 1) // EXTENT_PAGES, "a slot straddles extents"
             self.places[place] = stride, owner
-            self.allocator.own(place, owner)
+        self.allocator.own(dict.fromkeys(places, owner))
 
     @precondition(lambda self: self.places)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         leaving = data.draw(st.sets(st.sampled_from(sorted(self.places)), min_size=1))
+        kept = {owner for place, (_, owner) in self.places.items() if place not in leaving}
+        assert self.allocator.owners_left_by(leaving) == {self.places[place][1] for place in leaving} - kept
         expected = sorted(self.allocator.emptied_by(leaving))
         assert sorted(self.allocator.give_back(leaving)) == expected
         for place in leaving:
@@ -54,9 +56,9 @@ class Extents(RuleBasedStateMachine):
         assert len(lent) <= EXTENTS_MAX
         for owner in (1, 2, 3):
             assert set(self.allocator.owned_by(owner)) == {p for p, (_, who) in self.places.items() if who == owner}
-        for place, (stride, owner) in self.places.items():
-            assert self.allocator.slot_of(place) == (place // EXTENT_PAGES, place % EXTENT_PAGES // stride)
-            assert self.allocator.owner_of(place) == owner
+        slots = [(place // EXTENT_PAGES, place % EXTENT_PAGES // stride) for place, (stride, _) in self.places.items()]
+        assert self.allocator.slots_of(self.places) == slots
+        assert self.allocator.owners_of(slots) == [owner for _, owner in self.places.values()]
 
 
 TestExtents = Extents.TestCase
@@ -86,6 +88,6 @@ def test_places_between_slots_are_nowhere() -> None:
     """A stale place could point into the middle of a slot of another size class."""
     allocator = ExtentAllocator(8, 1)
     allocator.lend(3)
-    assert [allocator.slot_of(place) for place in range(9)] == [
-        (0, 0), None, None, (0, 1), None, None, None, None, None,
+    assert allocator.slots_of(range(-1, 9)) == [
+        None, (0, 0), None, None, (0, 1), None, None, None, None, None,
     ]  # fmt: skip

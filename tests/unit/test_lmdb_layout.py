@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvtier.errors import CorruptBlock
 from kvtier.tiers.lmdb import layout
-from kvtier.types import block_key
+from kvtier.types import BlockKey, block_key
 
 PLACE = layout.PLACE_KEY.pack(3, 9)
 RECORD = layout.Record(5, block_key(b"h" * 32, 1), 4097, 77, 2**63 + 1, 1_700_000_000_000)
@@ -32,6 +32,20 @@ def test_records_round_trip(record: layout.Record, extent: int, slot: int) -> No
     """A block would be found under another name, or at another length."""
     place = layout.PLACE_KEY.pack(extent, slot)
     assert layout.decode_record(place, layout.encode_record(place, record)) == record
+
+
+@given(RECORDS, st.data())
+def test_a_record_names_its_block(record: layout.Record, data: st.DataObject) -> None:
+    """An eviction would take another block's slot, or miss its own."""
+    row, generation, key = layout.encode_record(PLACE, record), record.generation, record.key
+    assert layout.names_block(row, generation, key)
+    assert not layout.names_block(row, generation + 1, key)
+    assert not layout.names_block(row, -1, key)
+    other = bytearray(key)
+    other[data.draw(st.integers(0, len(key) - 1))] ^= 1
+    assert not layout.names_block(row, generation, BlockKey(bytes(other)))
+    whole = layout.encode_record(PLACE, RECORD)
+    assert not any(layout.names_block(whole[:cut], RECORD.generation, RECORD.key) for cut in range(len(whole)))
 
 
 @given(st.data())

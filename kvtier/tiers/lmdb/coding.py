@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ PIECE_BYTES = 1 << 20  # of raw blocks that are laid side by side to be coded at
 KEPT_MAX = 8  # pieces of scratch memory that wait for the next batch
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(NamedTuple):
     """What is written of one block: the first `length_bytes` of `view`, into a slot of `stride_bytes`."""
 
     view: memoryview

@@ -10,7 +10,7 @@ Units: bytes, milliseconds since 1970; strides and places in pages of 4096 bytes
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import lmdb
 
@@ -49,17 +49,18 @@ class Committer:
         self.broken = ""  # why nothing can be committed any more
 
     def commit(
-        self, moving: Sequence[Writing], leaving: Sequence[int], sidecar: Rows, alone: bool = True
+        self, moving: Sequence[Writing], leaving: Mapping[int, bytes], sidecar: Rows, alone: bool = True
     ) -> tuple[Outcome | None, Outcome]:
         """One transaction for what comes, leaves and is noted: why it did not happen, and how the sidecar ended.
 
+        leaving: places, with the keys of their records.
         alone: give up the sidecar for the blocks if both do not fit; else it is for whoever tries again to say whose.
         """
         dropped = self._room.reserve_used and any(row is not None for row in sidecar.values())
         if dropped and not alone:
             return _NO_SIDECAR, _NO_SIDECAR
         change = Change(sidecar={} if dropped else sidecar)
-        change.blocks.update((self._place_key(place), None) for place in leaving)
+        change.blocks.update(dict.fromkeys(leaving.values()))
         new_names = self._name(change, moving)
         owners = self._record(change, moving, new_names)
         self._forget_extents(change, leaving)
@@ -78,8 +79,7 @@ class Committer:
             self._store.names.add(tier_id, local)
         for tier_id in left:
             self._store.names.remove(tier_id)
-        for place, owner in owners.items():
-            self._store.allocator.own(place, owner)
+        self._store.allocator.own(owners)
         self._store.generation_limit = limit
         self._room.give_back(leaving)
         return None, DONE if len(change.sidecar) == len(sidecar) else _NO_SIDECAR
@@ -143,15 +143,10 @@ class Committer:
 
     # ------------------------------------------------------------ rows
 
-    def _place_key(self, place: int) -> bytes:
-        slot = self._store.allocator.slot_of(place)
-        assert slot is not None, "the place was taken"
-        return PLACE_KEY.pack(*slot)
-
     def _name(self, change: Change, moving: Sequence[Writing]) -> dict[int, int]:
         """Tier ids for namespaces that the store meets for the first time."""
         names = self._store.names
-        met = dict.fromkeys(writing.local for writing in moving)
+        met = dict.fromkeys([writing.local for writing in moving])
         new = [local for local in met if names.to_tier(local) is None]
         ids = {local: names.limit + position for position, local in enumerate(new)}
         for local, tier_id in ids.items():
@@ -164,25 +159,26 @@ class Committer:
         """Records and extent rows for the items; returns each place's owner."""
         store = self._store
         now_ms = time.time_ns() // 10**6
-        owners = {}
-        for writing in moving:
-            assert writing.io is not None, "a slot was taken and written"
-            owner = store.names.to_tier(writing.local) or new_names[writing.local]
-            writing.generation = store.generation_next
-            store.generation_next += 1
-            slot = store.allocator.slot_of(writing.place)
-            assert slot is not None, "the place was taken"
-            key = PLACE_KEY.pack(*slot)
+        names = {local: store.names.to_tier(local) or new_names[local] for local in {w.local for w in moving}}
+        slots = store.allocator.slots_of([writing.place for writing in moving])
+        owners, strides = {}, {}
+        for generation, (writing, slot) in enumerate(zip(moving, slots, strict=True), store.generation_next):
             io = writing.io
+            assert slot is not None, "the place was taken"
+            assert io is not None, "and written"
+            writing.generation = generation
+            owners[writing.place] = owner = names[writing.local]
+            strides[slot[0]] = io.stride_bytes // PAGE_BYTES
+            key = PLACE_KEY.pack(*slot)
             coded = writing.payload.coded
-            record = Record(owner, io.key, io.length_bytes, writing.generation, io.checksum, now_ms, coded)
+            record = Record(owner, io.key, io.length_bytes, generation, io.checksum, now_ms, coded)
             change.blocks[key] = encode_record(key, record)
-            owners[writing.place] = owner
-            extent, stride_pages = slot[0], io.stride_bytes // PAGE_BYTES
+        store.generation_next += len(moving)
+        for extent, stride_pages in strides.items():
             if self._recorded.get(extent) != stride_pages:
                 change.extents[ID_KEY.pack(extent)] = encode_extent(extent, stride_pages)
         return owners
 
-    def _forget_extents(self, change: Change, places: Sequence[int]) -> None:
+    def _forget_extents(self, change: Change, places: Iterable[int]) -> None:
         for extent in self._store.allocator.emptied_by(places):
             change.extents[ID_KEY.pack(extent)] = None

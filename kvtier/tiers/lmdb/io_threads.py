@@ -28,8 +28,8 @@ class IoThreads:
         self._asked: SimpleQueue[Part | None] = SimpleQueue()  # None ends a thread
         self._lock = threading.Lock()  # nobody is asked who has been told to end
         self._closed = False
-        self._dismiss = weakref.finalize(self, _dismiss, self._asked, threads)  # also if nobody closes this
-        self._dismiss.atexit = False  # who closes a store as the interpreter ends still shares
+        self._forgotten = weakref.finalize(self, _dismiss, self._asked, threads)  # if nobody closes this
+        self._forgotten.atexit = False  # who closes a store as the interpreter ends still shares
 
     def share(self, work: Callable[[Piece], None], pieces: Iterable[Piece], threads: int) -> None:
         """Call `work` for every piece, on so many threads. The caller is one of them: it would only wait, and waking
@@ -48,8 +48,10 @@ class IoThreads:
     def close(self) -> None:
         """Whoever shares goes on alone from now on. Idempotent."""
         with self._lock:
+            if not self._closed:
+                _dismiss(self._asked, len(self._threads))
             self._closed = True
-            self._dismiss()
+        self._forgotten.detach()
         for thread in self._threads:
             thread.join()
         self._threads = []

@@ -51,6 +51,7 @@ CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
 RECORD_HEAD_BYTES = _RECORD.size  # before the block's key
 CHECK_BYTES = _CHECK.size
 LENGTH_BYTES_MAX = 2**32 - 1
+_GENERATION_AT = slice(12, 20)  # behind version, flags, hash length, reserved, namespace and length
 
 
 class UnknownVersion(CorruptBlock):
@@ -89,21 +90,21 @@ class Record(NamedTuple):
 
 def encode_record(place_key: bytes, record: Record) -> bytes:
     """The record of the block at `place_key`, and of no other place: the check covers the place too."""
-    coded = record.coded
-    head = _RECORD.pack(
-        RECORD_VERSION if coded is None else CODED_RECORD_VERSION,
-        0,
-        len(record.key) - GROUP_BYTES,
-        0 if coded is None else CODEC_NUMBERS[coded.codec],
-        record.namespace,
-        record.length_bytes,
-        record.generation,
-        record.checksum,
-        record.stored_ms,
-    )
+    namespace, key, length, generation, checksum, stored_ms, coded = record
+    version, codec, more = RECORD_VERSION, 0, b""
     if coded is not None:
-        head += _CODED.pack(coded.raw_bytes, coded.stride_bytes // PAGE_BYTES)
-    return _sealed(place_key, head + record.key)
+        version, codec = CODED_RECORD_VERSION, CODEC_NUMBERS[coded.codec]
+        more = _CODED.pack(coded.raw_bytes, coded.stride_bytes // PAGE_BYTES)
+    hash_bytes = len(key) - GROUP_BYTES
+    head = _RECORD.pack(version, 0, hash_bytes, codec, namespace, length, generation, checksum, stored_ms)
+    return _sealed(place_key, head + more + key)
+
+
+def names_block(row: bytes, generation: int, key: BlockKey) -> bool:
+    """Whether a record, sound or not, has this block's key and this generation, which no other one has. Three times as
+    fast as `decode_record`."""
+    is_generation = int.from_bytes(row[_GENERATION_AT], "little") == generation
+    return is_generation and row[-len(key) - CHECK_BYTES : -CHECK_BYTES] == key
 
 
 def decode_record(place_key: bytes, row: bytes) -> Record:
@@ -235,7 +236,7 @@ def _sealed(key: bytes, body: bytes) -> bytes:
 
 
 def _unsealed(key: bytes, row: bytes) -> bytes:
-    body, check = row[: -_CHECK.size], row[-_CHECK.size :]
-    if len(row) < _CHECK.size or _CHECK.unpack(check)[0] != xxhash.xxh3_64_intdigest(key + body):
+    body = row[:-CHECK_BYTES]
+    if len(row) < CHECK_BYTES or _CHECK.unpack_from(row, len(body))[0] != xxhash.xxh3_64_intdigest(key + body):
         raise CorruptBlock("row that does not match its check")
     return body

@@ -4,7 +4,10 @@ Owns: the two-way map. A tier id is stored in every record; it is given once, fr
 after a drop: records that a drop left behind stay nobody's. Id 0 is no namespace.
 """
 
+from collections.abc import Iterable
+
 from kvtier.blocks.namespace import NamespaceTable
+from kvtier.types import NAMESPACE_BYTES, StoreKey
 
 
 class TierNames:
@@ -18,6 +21,11 @@ class TierNames:
 
     def to_tier(self, local: int) -> int | None:
         return self._to_tier.get(local)
+
+    def to_tier_by_prefix(self, keys: Iterable[StoreKey]) -> dict[bytes, int | None]:
+        """The same for the namespaces of a batch, by the bytes that their keys begin with."""
+        prefixes = {key[:NAMESPACE_BYTES] for key in keys}
+        return {prefix: self._to_tier.get(int.from_bytes(prefix, "big")) for prefix in prefixes}
 
     def to_local(self, tier_id: int) -> int | None:
         return self._to_local.get(tier_id)

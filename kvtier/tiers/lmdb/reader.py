@@ -12,7 +12,7 @@ payload moves.
     the device refused                              FAILED     they may
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import lmdb
@@ -25,13 +25,12 @@ from kvtier.tiers.lmdb.opened import OpenStore
 from kvtier.tiers.lmdb.slab import SlotIO, TruncatedSlab
 from kvtier.types import (
     DONE,
+    NAMESPACE_BYTES,
     PAGE_BYTES,
     EvictItem,
     Outcome,
     ReadItem,
     Status,
-    block_key_of,
-    namespace_of,
 )
 
 MISSING = Outcome(Status.MISSING)
@@ -62,36 +61,25 @@ class BlockReader:
         """One outcome per item, in order."""
         try:
             found = lookup(self._store, items)
-            with self._coding.scratch(sum(map(_scratch_bytes, items, found))) as scratch:
+            with self._coding.scratch(_scratch_bytes(items, found)) as scratch:
                 return self._read(items, found, scratch)
         except lmdb.Error as error:
             return [Outcome(Status.FAILED, detail=f"index: {error}")] * len(items)
 
     def _read(self, items: Sequence[ReadItem], found: Sequence[Found], scratch: memoryview) -> list[Outcome]:
         prepared: list[_Reading | Outcome] = []
+        readings = []
         for item, entry in zip(items, found, strict=True):
-            used_bytes = _scratch_bytes(item, entry)
-            prepared.append(self._prepare(item, entry, scratch[:used_bytes]))
-            scratch = scratch[used_bytes:]
-        readings = [entry for entry in prepared if isinstance(entry, _Reading)]
+            one = entry if isinstance(entry, Outcome) else _prepare(item, *entry, scratch)
+            prepared.append(one)
+            if isinstance(one, _Reading):
+                readings.append(one)
+                if one.decodes:
+                    scratch = scratch[one.record.stride_bytes :]
         self._fill(readings)
-        self._decode([reading for reading in readings if reading.decodes and reading.outcome is DONE])
+        if coded := [reading for reading in readings if reading.decodes and reading.outcome is DONE]:
+            self._decode(coded)
         return [_end_of(entry) for entry in prepared]
-
-    def _prepare(self, item: ReadItem, found: Found, scratch: memoryview) -> _Reading | Outcome:
-        if isinstance(found, Outcome):
-            return found
-        place_key, record = found
-        decodes = _decodes(item, record)
-        length_bytes = record.raw_bytes if decodes else record.length_bytes
-        codec = NONE if decodes or record.coded is None else record.coded.codec
-        if (length_bytes, codec) != (item.length_bytes, item.codec):
-            return Outcome(Status.MISSING, detail=f"the block has {length_bytes} bytes in codec {codec}")
-        if len(item.into) < item.length_bytes or item.into.readonly:
-            return Outcome(Status.FAILED, detail=f"a view of {len(item.into)} bytes cannot take the block")
-        view = scratch if decodes else item.into
-        io = SlotIO(record.key, item.place * PAGE_BYTES, record.stride_bytes, record.length_bytes, view)
-        return _Reading(item, place_key, record, io, decodes)
 
     def _decode(self, readings: Sequence[_Reading]) -> None:
         """Out of scratch memory into the items' views. What does not decode was stored wrong, whatever its checksum."""
@@ -118,13 +106,15 @@ class BlockReader:
     def _settled(self, reading: _Reading) -> bool:
         """Whether the bytes that came decide the outcome by themselves."""
         error = reading.io.error
-        if isinstance(error, TruncatedSlab):
-            reading.outcome = Outcome(Status.CORRUPT, detail=str(error))
-        elif error is not None:
-            reading.outcome = Outcome(Status.FAILED, detail=str(error))
-        elif self._verify and reading.io.checksum == reading.record.checksum:
+        if error is None:
+            if not self._verify or reading.io.checksum != reading.record.checksum:
+                return False
             reading.outcome = DONE
-        return reading.outcome is not None
+        elif isinstance(error, TruncatedSlab):
+            reading.outcome = Outcome(Status.CORRUPT, detail=str(error))
+        else:
+            reading.outcome = Outcome(Status.FAILED, detail=str(error))
+        return True
 
     def _still_there(self, readings: list[_Reading]) -> list[_Reading]:
         """Those whose record is what it was before the bytes were read; the others are MISSING."""
@@ -139,12 +129,39 @@ class BlockReader:
         return same
 
 
+def _prepare(item: ReadItem, place_key: bytes, record: Record, scratch: memoryview) -> _Reading | Outcome:
+    """The transfer, into the item's view or, if it ends in decoding, to the head of `scratch`."""
+    decodes, coded = _decodes(item, record), record.coded
+    length_bytes = record.raw_bytes if decodes else record.length_bytes
+    codec = NONE if decodes or coded is None else coded.codec
+    if length_bytes != item.length_bytes or codec != item.codec:
+        return Outcome(Status.MISSING, detail=f"the block has {length_bytes} bytes in codec {codec}")
+    if len(item.into) < length_bytes or item.into.readonly:
+        return Outcome(Status.FAILED, detail=f"a view of {len(item.into)} bytes cannot take the block")
+    stride_bytes = record.stride_bytes
+    view = scratch[:stride_bytes] if decodes else item.into
+    io = SlotIO(record.key, item.place * PAGE_BYTES, stride_bytes, record.length_bytes, view)
+    return _Reading(item, place_key, record, io, decodes)
+
+
 def _decodes(item: ReadItem, record: Record) -> bool:
     return record.coded is not None and item.codec == NONE
 
 
-def _scratch_bytes(item: ReadItem, found: Found) -> int:
-    return found[1].stride_bytes if not isinstance(found, Outcome) and _decodes(item, found[1]) else 0
+def _scratch_bytes(items: Sequence[ReadItem], found: Sequence[Found]) -> int:
+    """What the blocks need that are decoded."""
+    records = [(item, entry[1]) for item, entry in zip(items, found, strict=True) if not isinstance(entry, Outcome)]
+    return sum(record.stride_bytes for item, record in records if _decodes(item, record))
+
+
+def rows_at(store: OpenStore, slots: Iterable[tuple[int, int] | None]) -> list[tuple[bytes, bytes | None]]:
+    """The key of each slot's record, and what the index has there; an empty key for none.
+
+    One short transaction. Raises lmdb.Error.
+    """
+    keys = [b"" if slot is None else PLACE_KEY.pack(*slot) for slot in slots]
+    rows = iter(store.index.fetch(filter(None, keys)))
+    return [(key, next(rows) if key else None) for key in keys]
 
 
 def lookup(store: OpenStore, items: Sequence[ReadItem | EvictItem]) -> list[Found]:
@@ -152,24 +169,22 @@ def lookup(store: OpenStore, items: Sequence[ReadItem | EvictItem]) -> list[Foun
 
     One short transaction. Raises lmdb.Error.
     """
-    slots = [store.allocator.slot_of(item.place) if item.place >= 0 else None for item in items]
-    keys = [None if slot is None else PLACE_KEY.pack(*slot) for slot in slots]
-    rows = iter(store.index.fetch([key for key in keys if key is not None]))
+    names = store.names.to_tier_by_prefix(item.key for item in items)
+    rows = rows_at(store, store.allocator.slots_of([item.place for item in items]))
     return [
-        MISSING if key is None else _judged(store, key, next(rows), item) for key, item in zip(keys, items, strict=True)
+        MISSING if row is None else judged(key, row, item, names[item.key[:NAMESPACE_BYTES]])
+        for item, (key, row) in zip(items, rows, strict=True)
     ]
 
 
-def _judged(store: OpenStore, place_key: bytes, row: bytes | None, item: ReadItem | EvictItem) -> Found:
-    if row is None:
-        return MISSING
+def judged(place_key: bytes, row: bytes, item: ReadItem | EvictItem, namespace: int | None) -> Found:
+    """What a row says of the item; namespace: the item's, in the tier's own ids."""
     try:
         record = decode_record(place_key, row)
     except CorruptBlock as error:
         return Outcome(Status.CORRUPT, detail=str(error))
-    ours = store.names.to_tier(namespace_of(item.key)) == record.namespace
-    same = ours and record.key == block_key_of(item.key) and record.generation == item.generation
-    return (place_key, record) if same else MISSING
+    same = record.generation == item.generation and record.namespace == namespace
+    return (place_key, record) if same and record.key == item.key[NAMESPACE_BYTES:] else MISSING
 
 
 def decode_or_none(place_key: bytes, row: bytes) -> Record | None:

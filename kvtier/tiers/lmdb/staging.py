@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import lmdb
 
 from kvtier.tiers.lmdb.coding import BlockCoding, Payload
+from kvtier.tiers.lmdb.layout import names_block
 from kvtier.tiers.lmdb.opened import OpenStore
-from kvtier.tiers.lmdb.reader import lookup
+from kvtier.tiers.lmdb.reader import MISSING, judged, rows_at
 from kvtier.tiers.lmdb.room import Room
 from kvtier.tiers.lmdb.slab import SlotIO
 from kvtier.types import (
@@ -53,11 +54,12 @@ class Writing:
 
 @dataclass(slots=True)
 class Staged:
-    """A batch, its items, the places that leave, and one outcome per eviction (DONE if the commit succeeds)."""
+    """A batch, its items, the places that leave with the keys of their records, and one outcome per eviction (DONE if
+    the commit succeeds)."""
 
     batch: WriteBatch
     writings: list[Writing]
-    leaving: list[int]
+    leaving: dict[int, bytes]
     evictions: list[Outcome]
     noted: Outcome | None = None  # of the sidecar; None until the batch has ended
 
@@ -76,12 +78,12 @@ class Staged:
         names a place of it."""
         if earlier.leaving and any(writing.has_no_room for writing in self.writings):
             return True
-        touched = {writing.place for writing in earlier.writings} | set(earlier.leaving)
+        touched = {writing.place for writing in earlier.writings} | earlier.leaving.keys()
         return any(item.place in touched for item in self.batch.evict)
 
     def keep(self, why: Outcome) -> None:
         """Nothing leaves, for this reason."""
-        self.leaving = []
+        self.leaving = {}
         self.evictions = [why if outcome.done else outcome for outcome in self.evictions]
 
     def end(self, failure: Outcome | None, noted: Outcome = DONE) -> None:
@@ -113,27 +115,29 @@ class Staging:
         self._place(staged.moving)
         return staged
 
-    def _due(self, evict: Sequence[EvictItem]) -> tuple[list[int], list[Outcome]]:
+    def _due(self, evict: Sequence[EvictItem]) -> tuple[dict[int, bytes], list[Outcome]]:
         """The places whose block is still there, and one outcome per eviction (DONE if the commit succeeds)."""
-        leaving: dict[int, None] = {}
+        leaving: dict[int, bytes] = {}
         outcomes = []
+        slots = self._store.allocator.slots_of([item.place for item in evict])
         try:
-            found = lookup(self._store, evict)
+            rows = rows_at(self._store, slots)
         except lmdb.Error as error:
-            return [], [Outcome(Status.FAILED, detail=f"index: {error}")] * len(evict)
-        for item, entry in zip(evict, found, strict=True):
+            return {}, [Outcome(Status.FAILED, detail=f"index: {error}")] * len(evict)
+        owners = self._store.allocator.owners_of(slots)
+        namespaces = self._store.names.to_tier_by_prefix(item.key for item in evict)
+        for item, (key, row), owner in zip(evict, rows, owners, strict=True):
+            namespace = namespaces[item.key[:NAMESPACE_BYTES]]
             if item.place in leaving:
-                outcomes.append(Outcome(Status.MISSING, detail="evicted twice in one batch"))
-            elif isinstance(entry, Outcome) and not self._is_damaged(item, entry):
-                outcomes.append(entry)
+                end = Outcome(Status.MISSING, detail="evicted twice in one batch")
+            elif row is None:
+                end = MISSING
             else:
-                leaving[item.place] = None
-                outcomes.append(DONE)
-        return list(leaving), outcomes
-
-    def _is_damaged(self, item: EvictItem, entry: Outcome) -> bool:
-        """A record that nobody can read any more may be evicted by whoever names its place."""
-        return entry.status is Status.CORRUPT and self._store.allocator.owner_of(item.place) != 0
+                end = _end_of(item, key, row, owner, namespace)
+            if end is DONE:
+                leaving[item.place] = key
+            outcomes.append(end)
+        return leaving, outcomes
 
     def _accepted(self, items: Sequence[WriteItem], scratch: memoryview) -> list[Writing]:
         """The items as they are stored, those refused at once that can never be kept."""
@@ -172,10 +176,22 @@ class Staging:
         for stride, group in by_stride.items():
             places = self._room.take(stride // PAGE_BYTES, len(group))
             for writing, place in zip(group, places, strict=False):
-                payload = writing.payload
+                view, length_bytes, _, _ = writing.payload
                 key = block_key_of(writing.item.key)
                 writing.place = place
-                writing.io = SlotIO(key, place * PAGE_BYTES, stride, payload.length_bytes, payload.view)
+                writing.io = SlotIO(key, place * PAGE_BYTES, stride, length_bytes, view)
                 writing.io.fingerprint = fingerprints[writing.local]
             for writing in group[len(places) :]:
                 writing.outcome = Outcome(Status.NO_ROOM, detail=self._room.refusal)
+
+
+def _end_of(item: EvictItem, place_key: bytes, row: bytes, owner: int, namespace: int | None) -> Outcome:
+    """What becomes of an eviction whose place has a record, and is owned by a namespace or (0) by none; `namespace` is
+    the item's."""
+    if owner == namespace and names_block(row, item.generation, block_key_of(item.key)):
+        return DONE
+    entry = judged(place_key, row, item, namespace)
+    if not isinstance(entry, Outcome):
+        return DONE
+    # A record that nobody can read any more may be evicted by whoever names its place.
+    return DONE if entry.status is Status.CORRUPT and owner else entry

@@ -154,8 +154,10 @@ class BatchWriter:
         with self.meter.commit() if inline else nullcontext():  # there blocks are written as pages of LMDB
             self._store.slab.write(ios)
         written = [io for io in ios if io.error is None]
-        slot_bytes = 0 if inline else sum(io.stride_bytes for io in written)
-        self.meter.payload(sum(io.length_bytes for io in written), slot_bytes)
+        slot_bytes = 0 if inline else sum([io.stride_bytes for io in written])
+        self.meter.payload(sum([io.length_bytes for io in written]), slot_bytes)
+        if len(written) == len(writings):
+            return
         for writing, io in zip(writings, ios, strict=True):
             if io.error is not None:
                 status = Status.NO_ROOM if io.error.errno in NO_SPACE else Status.FAILED
@@ -187,7 +189,7 @@ class BatchWriter:
     def _committed(self, due: Sequence[Staged], alone: bool) -> Outcome | None:
         """Commit these and end them, or say why that did not happen."""
         moving = [writing for staged in due for writing in staged.moving]
-        leaving = [place for staged in due for place in staged.leaving]
+        leaving = {place: key for staged in due for place, key in staged.leaving.items()}
         sidecar = {key: row for staged in due for key, row in staged.batch.sidecar.items()}
         failure, noted = self._committer.commit(moving, leaving, sidecar, alone=alone)
         if failure is None and len(due) > 1:
