@@ -11,7 +11,7 @@ page number (offset / 4096) in a persistent one. The deciding code treats it as 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 BlockHash = NewType("BlockHash", bytes)  # 1-64 bytes: 32 sha256, 16 xxh3_128, others opaque
 BlockKey = NewType("BlockKey", bytes)  # BlockHash + group id, 4 bytes big-endian
@@ -107,9 +107,11 @@ class Status(Enum):
     DEVICE_LOST = "device_lost"  # the tier's device is gone for good, and with it all it held
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of one item. After a DONE write `place` and `generation` say where the copy lies."""
+class Outcome(NamedTuple):
+    """The end of one item. After a DONE write `place` and `generation` say where the copy lies.
+
+    A tuple, for there is one for every block that moves, and a frozen dataclass takes four times as long to make.
+    """
 
     status: Status
     place: int = 0
