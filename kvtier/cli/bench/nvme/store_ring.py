@@ -55,7 +55,7 @@ class StoreRing:
         self._random = random.Random(0)
         self._namespaces = NamespaceTable()
         self._namespace = self._namespaces.id_of(os.urandom(32), b"")
-        self._kept: deque[list[Kept]] = deque()
+        self._kept: deque[tuple[list[StoreKey], list[Outcome]]] = deque()  # what pairs them is none of the store's CPU
         self._readers = ThreadPoolExecutor(1)
         undo.callback(self._readers.shutdown)
         self.tier = self._open()
@@ -83,24 +83,24 @@ class StoreRing:
         """Blocks with keys of their own, for the oldest batch's."""
         blocks = self._shape.blocks
         keys = [qualified(self._namespace, block_key(os.urandom(32), 0)) for _ in range(blocks)]
-        oldest = self._kept.popleft() if len(self._kept) == self._batches else []
+        oldest = _pairs(self._kept.popleft()) if len(self._kept) == self._batches else []
         evict = [EvictItem(kept.key, kept.outcome.place, kept.outcome.generation) for kept in oldest]
         views = self._buffers.views()
         items = [WriteItem(key, self._shape.block_bytes, view) for key, view in zip(keys, views, strict=True)]
 
         def move() -> None:
             outcomes = expect_done(self.tier.write(WriteBatch(items, evict)))
-            self._kept.append([Kept(*pair) for pair in zip(keys, outcomes, strict=False)])
+            self._kept.append((keys, outcomes))
 
         return move
 
     def get(self) -> Move:
         """One batch that was put together."""
-        return self._reading([self._random.choice(self._kept)])
+        return self._reading([_pairs(self._random.choice(self._kept))])
 
     def get_at_once(self, batches: int) -> Move:
         """Several such batches, each read by a thread of its own, as the engine's readers do."""
-        items = self._items(self._random.sample(self._kept, batches))
+        items = self._items([_pairs(batch) for batch in self._random.sample(self._kept, batches)])
         step = self._shape.blocks
         parts = [items[first : first + step] for first in range(0, len(items), step)]
         self._readers.shutdown()
@@ -110,7 +110,7 @@ class StoreRing:
 
     def get_scattered(self) -> Move:
         """As many blocks as a batch has, from all over the store."""
-        every = [kept for batch in self._kept for kept in batch]
+        every = [kept for batch in self._kept for kept in _pairs(batch)]
         return self._reading([self._random.sample(every, self._shape.blocks)])
 
     def get_scattered_cold(self) -> Move:
@@ -132,6 +132,10 @@ class StoreRing:
             ReadItem(kept.key, kept.outcome.place, kept.outcome.generation, self._shape.block_bytes, view)
             for kept, view in zip(wanted, self._buffers.views(len(batches)), strict=True)
         ]
+
+
+def _pairs(batch: tuple[list[StoreKey], list[Outcome]]) -> list[Kept]:
+    return [Kept(*pair) for pair in zip(*batch, strict=False)]  # behind the items' outcomes are the evictions'
 
 
 def capacity_bytes(shape: Shape, batches: int, payload: str) -> int:
