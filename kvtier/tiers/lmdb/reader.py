@@ -131,16 +131,16 @@ class BlockReader:
 
 def _prepare(item: ReadItem, place_key: bytes, record: Record, scratch: memoryview) -> _Reading | Outcome:
     """The transfer, into the item's view or, if it ends in decoding, to the head of `scratch`."""
-    decodes, coded = _decodes(item, record), record.coded
-    length_bytes = record.raw_bytes if decodes else record.length_bytes
-    codec = NONE if decodes or coded is None else coded.codec
+    length_bytes, codec, view, decodes = record.length_bytes, NONE, item.into, False
+    if record.coded is not None and _decodes(item, record):
+        length_bytes, view, decodes = record.coded.raw_bytes, scratch[: record.coded.stride_bytes], True
+    elif record.coded is not None:
+        codec = record.coded.codec
     if length_bytes != item.length_bytes or codec != item.codec:
         return Outcome(Status.MISSING, detail=f"the block has {length_bytes} bytes in codec {codec}")
     if len(item.into) < length_bytes or item.into.readonly:
         return Outcome(Status.FAILED, detail=f"a view of {len(item.into)} bytes cannot take the block")
-    stride_bytes = record.stride_bytes
-    view = scratch[:stride_bytes] if decodes else item.into
-    io = SlotIO(record.key, item.place * PAGE_BYTES, stride_bytes, record.length_bytes, view)
+    io = SlotIO(record.key, item.place * PAGE_BYTES, record.stride_bytes, record.length_bytes, view)
     return _Reading(item, place_key, record, io, decodes)
 
 

@@ -143,7 +143,8 @@ class Slab:
         if not run:
             return
         try:
-            _move_all(move, [io.buffer for io in run], run[0].offset)
+            length_bytes = run[-1].offset + run[-1].stride_bytes - run[0].offset
+            _move_all(move, [io.buffer for io in run], run[0].offset, length_bytes)
         except OSError as error:
             if len(run) == 1:
                 run[0].error = error
@@ -171,13 +172,16 @@ def runs_of(ios: Sequence[SlotIO], threads: int) -> list[list[SlotIO]]:
     return runs
 
 
-def _move_all(move: Move, buffers: list[memoryview], offset: int) -> None:
+def _move_all(move: Move, buffers: list[memoryview], offset: int, length_bytes: int) -> None:
     """Call `move` until every byte is moved. Raises OSError; TruncatedSlab at the end of the file."""
-    while buffers:
+    while True:
         moved = move(buffers, offset) // PAGE_BYTES * PAGE_BYTES  # O_DIRECT goes on at whole pages only
         if moved <= 0:
             raise TruncatedSlab(errno.ENODATA, "the slab ends before the slot")
+        if moved >= length_bytes:
+            return
         offset += moved
+        length_bytes -= moved
         buffers = _without(buffers, moved)
 
 
