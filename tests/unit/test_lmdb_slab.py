@@ -109,6 +109,18 @@ def test_small_blocks_from_all_over_are_moved_many_at_a_time() -> None:
     slab.close()
 
 
+def test_neighbours_are_one_call_of_up_to_4_mib() -> None:
+    """Each call more takes another thread, and its CPU, to be as fast."""
+    file = NotedFile()
+    slab = Slab(file, 4)
+    stride = 64 << 10
+    memory = memoryview(mmap.mmap(-1, 96 * stride))
+    slots = [SlotIO(KEY, at * stride, stride, stride, memory[at * stride : (at + 1) * stride]) for at in range(96)]
+    slab.write(slots[::-1])
+    assert file.offsets == {0: 1, 4 << 20: 1}
+    slab.close()
+
+
 def test_large_blocks_do_not_wake_more_threads_than_they_need() -> None:
     """Threads beyond those that keep the disk busy take the engine's time."""
     file = NotedFile()
