@@ -16,7 +16,7 @@ import numpy as np
 from kvtier.allocator import host_memory
 from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.coding import NONE, UNCODED, Codings
-from kvtier.blocks.namespace import NamespaceTable
+from kvtier.blocks.namespace import NamespaceTable, fingerprint
 from kvtier.blocks.spec import BlockSpec, block_specs
 from kvtier.cache.level import Level, Room
 from kvtier.clock import MonotonicClock
@@ -142,6 +142,7 @@ def open_recorder(config: Config, specs: Sequence[BlockSpec], epoch_ms: int, now
         trace.record,
         config.model.groups[0].block_tokens,
         block_bytes,
+        fingerprint(config.model),
         epoch_ms=epoch_ms,
         now_s=now_s,
         salt=trace.salt,

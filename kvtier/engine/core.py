@@ -159,7 +159,8 @@ class Core:
             raise UsageError(f"blocks_total={blocks_total}: a lease has at least one block")
         self.counters.add("reserves")
         self.hints.watch(now_s)
-        self.traced.note(match, blocks_total * self._sizes[0], now_s)
+        namespace = self._namespaces.fingerprint_of(self._namespace)  # which is the match's, or will be
+        self.traced.note(match, blocks_total * self._sizes[0], namespace, now_s)
         if not match.pins or match.namespace != self._namespace:
             # Expired, consumed, released or of other weights. What others have committed since may be more than fits.
             self._matches.look(match, self._namespace, blocks_total * self._sizes[0])

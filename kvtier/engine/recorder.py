@@ -1,15 +1,19 @@
 """`TraceRecorder`: writes requests to a file that `kvtier simulate` reads, on a thread of its own.
 
-    {"kvtier_trace": 1, "block_tokens": 16, "block_bytes": 737280, "began": unix time in ms, when the file was begun}
+    {"kvtier_trace": 1, "block_tokens": 16, "block_bytes": 737280, "model": "32 hex digits",
+     "began": unix time in ms, when the file was begun}
     {"t": seconds since then, "in": tokens, "out": tokens, "ids": ["32 hex digits", ...], "session": "32 hex digits"}
     {"t": seconds since then, "session": "32 hex digits", "hint": {"ends": true}}    or any other of `cache.hint`
 
 Owns: the file, a queue and the thread between. No token is written: a block is named by the start of its hash, or,
 with a salt, by a keyed hash of that, from which nobody without the salt can tell that he knows a prompt. A session is
-named by a hash, keyed alike; a request without one has no such field.
+named by a hash, keyed alike; a request without one has no such field. "model" names the namespace, by the start of its
+fingerprint, keyed alike: a block's name does not tell of which model it is. A request under another one than the
+header's (the weights have changed since) names its own.
 Always:  mode 0600; lines are whole, also after a failed write; what a killed process left of a line is cut off when the
-         file is opened again. A file that is full, or of another model, is set aside as PATH.1 and begun anew, so that
-         both take at most twice `bytes_max`. What cannot be written is lost and counted, and never waited for.
+         file is opened again. A file that is full, or of another namespace or salt, is set aside as PATH.1 and begun
+         anew, so that both take at most twice `bytes_max`. What cannot be written is lost and counted, and never
+         waited for.
 Units:   seconds of the engine's clock, bytes.
 """
 
@@ -47,20 +51,24 @@ class TraceRecorder:
         path: Path,
         block_tokens: int,
         block_bytes: int,
+        namespace: bytes,
         *,
         epoch_ms: int = 0,
         now_s: float = 0.0,
         salt: str | None = None,
         bytes_max: int = 1 << 30,
     ) -> None:
-        """epoch_ms: the wall clock's time when the engine's clock is at 0. now_s: the engine's clock.
+        """namespace: the fingerprint of the model whose blocks are named. epoch_ms: the wall clock's time when the
+        engine's clock is at 0. now_s: the engine's clock.
 
         Raises ConfigError if the file cannot be written.
         """
         self._path = path
-        self._shape = {"kvtier_trace": 1, "block_tokens": block_tokens, "block_bytes": block_bytes}
-        self._epoch_ms = epoch_ms
+        self._namespace = namespace
         self._salt = None if salt is None else salt.encode()
+        self._shape: dict[str, Any] = {"kvtier_trace": 1, "block_tokens": block_tokens, "block_bytes": block_bytes}
+        self._shape["model"] = self._model(namespace)
+        self._epoch_ms = epoch_ms
         self._bytes_max = bytes_max
         self._lost = 0
         self._lost_lock = threading.Lock()
@@ -128,11 +136,18 @@ class TraceRecorder:
         if isinstance(entry, Asked):
             names = [self._name(key) for key in entry.keys]
             line |= {"in": entry.tokens_in, "out": entry.tokens_out, "ids": names}
+            if entry.namespace != self._namespace:
+                line["model"] = self._model(entry.namespace)
         if entry.session is not None:
             line["session"] = self._session(entry.session)
         if isinstance(entry, Said):
             line["hint"] = words_of(entry.advice)
         return json.dumps(line, separators=(",", ":")) + "\n"
+
+    def _model(self, namespace: bytes) -> str:
+        if self._salt is not None:
+            return blake2b(namespace, digest_size=NAME_BYTES, key=self._salt, person=b"model").hexdigest()
+        return namespace[:NAME_BYTES].hex()
 
     def _session(self, name: str) -> str:
         data = name.encode("utf-8", "surrogatepass")
@@ -151,7 +166,7 @@ class TraceRecorder:
     # ------------------------------------------------------------ the file
 
     def _open(self, now_s: float) -> None:
-        """Go on with the file that is there, if it has room and its blocks are ours; else begin one now."""
+        """Go on with the file that is there, if it has room and names blocks as we do; else begin one now."""
         self._close_file()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two who write would cut each other's lines
@@ -171,7 +186,7 @@ class TraceRecorder:
             self._append(json.dumps(self._shape | {"began": self._began_ms}).encode() + b"\n")
 
     def _began(self) -> int | None:
-        """When the recording in the file began; None if it is not ours, or of other blocks."""
+        """When the recording in the file began; None if it is none of ours, or of other blocks."""
         try:
             line = json.loads(os.pread(self._file, _TAIL_BYTES, 0).split(b"\n")[0])
             began_ms = line.pop("began")

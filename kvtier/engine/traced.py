@@ -15,12 +15,16 @@ from kvtier.types import BlockKey
 
 
 class Asked(NamedTuple):
-    """A request. tokens_out: what there is room for behind the prompt, which no answer is longer than."""
+    """A request. tokens_out: what there is room for behind the prompt, which no answer is longer than.
+
+    namespace: the fingerprint under which its blocks are looked up.
+    """
 
     at_s: float
     tokens_in: int
     tokens_out: int
     keys: tuple[BlockKey, ...]
+    namespace: bytes
     session: str | None = None  # whose turn it is
 
 
@@ -47,15 +51,15 @@ class Traced:
         self._counters = counters
         self.recorder: Recorder | None = None
 
-    def note(self, match: Match, tokens_total: int, now_s: float) -> None:
-        """A reservation of so many tokens begins."""
+    def note(self, match: Match, tokens_total: int, namespace: bytes, now_s: float) -> None:
+        """A reservation of so many tokens begins, for blocks of this fingerprint."""
         if self.recorder is None or match.traced:
             return
         match.traced = True
         tokens_in = match.keys.tokens if match.tokens_max is None else max(match.keys.tokens, match.tokens_max + 1)
         if tokens_in:
             tokens_out = max(0, tokens_total - tokens_in)
-            asked = Asked(now_s, tokens_in, tokens_out, match.keys.groups[0], match.session)
+            asked = Asked(now_s, tokens_in, tokens_out, match.keys.groups[0], namespace, match.session)
             self._counters.add("traced_requests")
             self._counters.add("traces_lost", self.recorder.note(asked))
 

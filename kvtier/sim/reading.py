@@ -5,9 +5,10 @@
     vLLM       [ts, [event, ...]] or {"ts": ts, "events": [event, ...]}: its batches of KV events (`vllm_events`)
 
 A first line {"kvtier_trace": 1, "block_tokens": n, "block_bytes": n} says what a block is; without it `block_tokens`
-is asked for, or 512. Blocks are named by whole numbers or texts. Ours may name its "session" (a text), and hints may
-stand between requests (`hint_lines`). Always: the first line decides for the whole file,
-and what is no such line is a TraceError with its number; but a recording (one that begins with a header) may break off.
+is asked for, or 512. Blocks are named by whole numbers or texts. Ours may name its "session" (a text) and its "model"
+(a text; else the first line's): one name under two models is two blocks. Hints may stand between requests
+(`hint_lines`). Always: the first line decides for the whole file, and what is no such line is a TraceError with its
+number; but a recording (one that begins with a header) may break off.
 """
 
 import json
@@ -22,7 +23,7 @@ from kvtier.sim.packed import lines_of, stem_of
 from kvtier.sim.trace import BLOCK_TOKENS, Numbers, Trace, TracedRequest
 from kvtier.sim.vllm_events import EventChains
 
-HEADER = "kvtier_trace"
+HEADER, MODEL = "kvtier_trace", "model"
 VERSION = 1
 OURS = ("t", "in", "out", "ids")
 MOONCAKE = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -47,9 +48,10 @@ def read_trace(path: Path, block_tokens: int | None = None) -> Trace:
     """Read a whole trace. block_tokens: of a file that does not say it itself. Raises TraceError."""
     rows = _rows(path)
     first = next(rows, None)
-    block_bytes = None
+    block_bytes = model = None
     if first is not None and _is_header(first[1]):
         block_tokens, block_bytes = _header(path, *first)
+        model = _model(path, *first)
         first = next(rows, None)
     if first is None:
         raise TraceError(str(path), None, "it holds no request", KINDS)
@@ -60,7 +62,8 @@ def read_trace(path: Path, block_tokens: int | None = None) -> Trace:
         requests, block_tokens = _of_events(path, following)
     else:
         block_tokens = block_tokens or BLOCK_TOKENS
-        requests = _of_lines(path, following, _fields_of(path, number, line), block_tokens, hint_lines)
+        fields = _fields_of(path, number, line)
+        requests = _of_lines(path, following, fields, block_tokens, hint_lines, model)
     if not requests:
         raise TraceError(str(path), None, "it holds no request", KINDS)
     return Trace(stem_of(path), block_tokens, block_bytes, requests, tuple(hint_lines.hints))
@@ -99,6 +102,14 @@ def _header(path: Path, number: int, line: dict[str, Any]) -> tuple[int, int | N
     return size, block_bytes
 
 
+def _model(path: Path, number: int, line: dict[str, Any]) -> str | None:
+    """Whose blocks a line, or all that say nothing else, are about; None: it does not say."""
+    model = line.get(MODEL)
+    if model is not None and not isinstance(model, str):
+        raise TraceError(str(path), number, f"{MODEL!r} is {model!r:.40}, and no text", "Mend or remove the line.")
+    return model
+
+
 def _fields_of(path: Path, number: int, line: Any) -> _Fields:
     if isinstance(line, dict) and MOONCAKE[3] in line:
         return _Fields(*MOONCAKE, per_second=1000.0)
@@ -111,8 +122,9 @@ def _fields_of(path: Path, number: int, line: Any) -> _Fields:
 
 
 def _of_lines(
-    path: Path, rows: Iterator[Row], fields: _Fields, block_tokens: int, hint_lines: HintLines
+    path: Path, rows: Iterator[Row], fields: _Fields, block_tokens: int, hint_lines: HintLines, usual: str | None
 ) -> list[TracedRequest]:
+    """usual: the model of those that name none."""
     numbers = Numbers()
     requests: list[TracedRequest] = []
     for number, line in rows:
@@ -132,7 +144,8 @@ def _of_lines(
         if len(names) > -(-tokens_in // block_tokens):
             problem = f"{len(names)} blocks of {block_tokens} tokens are too many for {tokens_in} tokens"
             raise TraceError(str(path), number, problem, "Say how long a block is (--block-tokens).")
-        blocks = [numbers[name] for name in names]
+        model = _model(path, number, line) or usual
+        blocks = [numbers[name if model == usual else (model, name)] for name in names]
         requests.append(TracedRequest(at / fields.per_second, tokens_in, tokens_out, blocks, session))
     return requests
 

@@ -25,13 +25,15 @@ from kvtier.sim.setup import Setup
 from kvtier.sim.trace import TracedHint
 from tests.cache_bench import BLOCK_TOKENS, config_for, finish, prompt
 
+MODEL = bytes(range(32))  # its fingerprint
+
 
 def keys_of(number, blocks=3):
     return tuple(bytes([number, depth]) * 16 + bytes(4) for depth in range(blocks))
 
 
 def asked(number, at_s=1.0, blocks=3):
-    return Asked(at_s, blocks * BLOCK_TOKENS + 1, 2, keys_of(number, blocks))
+    return Asked(at_s, blocks * BLOCK_TOKENS + 1, 2, keys_of(number, blocks), MODEL)
 
 
 def lines_of(path):
@@ -42,11 +44,12 @@ def test_a_request_is_a_line_without_tokens(tmp_path):
     """A recording cannot be replayed, or tells what was asked."""
     path = tmp_path / "trace"
     path.touch(0o644)
-    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, epoch_ms=5000)
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL, epoch_ms=5000)
     assert writer.note(asked(7, at_s=2.5)) == 0
     writer.close()
     header, line = lines_of(path)
-    assert header == {"kvtier_trace": 1, "block_tokens": BLOCK_TOKENS, "block_bytes": 2048, "began": 5000}
+    shape = {"kvtier_trace": 1, "block_tokens": BLOCK_TOKENS, "block_bytes": 2048, "model": MODEL[:16].hex()}
+    assert header == shape | {"began": 5000}
     assert line == {"t": 2.5, "in": 13, "out": 2, "ids": [key[:16].hex() for key in keys_of(7)]}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     trace = read_trace(path)
@@ -56,7 +59,7 @@ def test_a_request_is_a_line_without_tokens(tmp_path):
 def test_a_salt_hides_what_a_prompt_is(tmp_path):
     """Whoever has a recording and guesses a prompt sees that somebody asked it."""
     for name, salt in (("a", "one"), ("b", "one"), ("c", "two"), ("d", None)):
-        writer = TraceRecorder(tmp_path / name, BLOCK_TOKENS, 2048, salt=salt)
+        writer = TraceRecorder(tmp_path / name, BLOCK_TOKENS, 2048, MODEL, salt=salt)
         writer.note(asked(1))
         writer.close()
     names = [lines_of(tmp_path / name)[1]["ids"] for name in "abcd"]
@@ -64,13 +67,17 @@ def test_a_salt_hides_what_a_prompt_is(tmp_path):
     assert not {*names[0]} & {*names[2]}
     assert not {*names[0]} & {*names[3]}
     assert "one" not in (tmp_path / "a").read_text()
+    models = [lines_of(tmp_path / name)[0]["model"] for name in "abcd"]
+    assert models[0] == models[1]
+    assert len({*models}) == 3
+    assert models[3] == MODEL[:16].hex()
 
 
 def test_it_goes_on_after_a_restart(tmp_path):
     """A restart overwrites what was recorded, or its times begin anew in the middle of the file."""
     path = tmp_path / "trace"
     for epoch_ms in (10_000, 70_000):
-        writer = TraceRecorder(path, BLOCK_TOKENS, 2048, epoch_ms=epoch_ms)
+        writer = TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL, epoch_ms=epoch_ms)
         writer.note(asked(1, at_s=1.0))
         writer.close()
     assert [line.get("t") for line in lines_of(path)] == [None, 1.0, 61.0]
@@ -80,14 +87,14 @@ def test_it_goes_on_after_a_restart(tmp_path):
             whole = path.read_bytes()
             path.write_bytes(whole + torn)
             assert len(read_trace(path).requests) == len(whole.splitlines()) - 1
-            TraceRecorder(path, BLOCK_TOKENS, 2048).close()
+            TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL).close()
             assert path.read_bytes() == whole
 
 
 def test_a_recording_counts_from_its_own_beginning(tmp_path):
     """Times count from the machine's boot, also after a file was full: a minute's recording seems to take weeks."""
     path = tmp_path / "trace"
-    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, epoch_ms=5000, now_s=7200.5, bytes_max=300)
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL, epoch_ms=5000, now_s=7200.5, bytes_max=300)
     for at_s in (7201.0, 7202.5, 7203.0, 7204.25):
         writer._write([asked(1, at_s)])
     writer.close()
@@ -110,7 +117,7 @@ def test_only_the_end_of_a_recording_may_be_torn(tmp_path):
 CHILD = """
 import sys, pathlib
 from tests.unit.test_recorder import *
-writer = TraceRecorder(pathlib.Path(sys.argv[1]), BLOCK_TOKENS, 2048)
+writer = TraceRecorder(pathlib.Path(sys.argv[1]), BLOCK_TOKENS, 2048, MODEL)
 for number in range(10**9):
     writer.note(asked(number % 256, at_s=number / 1000, blocks=40))
     if number == 2000:
@@ -129,22 +136,102 @@ def test_a_killed_recorder_leaves_a_trace(tmp_path):
     child.communicate()
     found = len(read_trace(path).requests)
     assert found > 50
-    TraceRecorder(path, BLOCK_TOKENS, 2048).close()
+    TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL).close()
     assert len(read_trace(path).requests) == found
 
 
 def test_a_full_file_is_set_aside(tmp_path):
     """A recording grows until the disk is full."""
     path = tmp_path / "trace"
-    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, bytes_max=600)
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL, bytes_max=600)
     for number in range(12):
         writer._write([asked(number)])
     writer.close()
     assert {file.name for file in tmp_path.iterdir()} == {"trace", "trace.1"}
     assert all(file.stat().st_size < 800 for file in tmp_path.iterdir())
     assert lines_of(path)[0] == lines_of(tmp_path / "trace.1")[0]
-    TraceRecorder(path, 2 * BLOCK_TOKENS, 4096).close()  # another model: its blocks would be taken for these
-    assert lines_of(path) == [{"kvtier_trace": 1, "block_tokens": 8, "block_bytes": 4096, "began": 0}]
+
+
+SHAPE = {"layers": 2, "kv_heads": 2, "head_dim": 16, "dtype": "float32", "block_tokens": BLOCK_TOKENS}
+GROUP = {"kind": "full"} | SHAPE | {"layers": 1}
+
+
+def asking(path, salt=None, **model):
+    """One request to a cache of this model that records."""
+    model = {"name": "tiny", "weights_epoch": "v1"} | ({} if "groups" in model else SHAPE) | model
+    trace = {"record": str(path)} | ({"salt": salt} if salt else {})
+    config = kvtier.load_config({"model": model, "tiers": [{"type": "gpu", "capacity": "64KiB"}], "trace": trace})
+    with kvtier.open_sync(config) as cache:
+        keys = hash_blocks([*range(9)], config.model)
+        cache.release(cache.reserve(cache.match(keys, "test", tokens_max=8), 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "other"},
+        {"weights_epoch": "v2"},
+        {"hash": "xxhash_cbor"},
+        {"hash_seed": "7"},
+        {"layout": "token_major"},
+        {"tensor_parallel": 2},
+        {"block_tokens": 2 * BLOCK_TOKENS, "layers": 1},
+        {"groups": [GROUP, GROUP | {"kv_heads": 1, "head_dim": 32}]},
+        {"salt": "s"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_others_name_is_set_aside(tmp_path, change):
+    """Blocks of two models, or named in two ways, stand in one recording: it finds what no cache could have found."""
+    path = tmp_path / "trace"
+    asking(path)
+    asking(path)
+    before = path.read_bytes()
+    assert len(lines_of(path)) == 3
+    asking(path, **change)
+    assert (tmp_path / "trace.1").read_bytes() == before
+    assert len(lines_of(path)) == 2
+    asking(path, **change)
+    assert len(lines_of(path)) == 3
+    assert lines_of(path)[0]["model"] != lines_of(tmp_path / "trace.1")[0]["model"]
+
+
+def test_a_recording_that_names_no_model_is_read_and_not_continued(tmp_path):
+    """Recordings of an earlier version are of no use any more, or go on with the blocks of any model."""
+    path = tmp_path / "trace"
+    asking(path)
+    header, line = lines_of(path)
+    del header["model"]
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(line)}\n")
+    trace = read_trace(path)
+    assert (trace.block_tokens, trace.requests[0].blocks) == (BLOCK_TOKENS, [0, 1])
+    asking(path)
+    assert len(lines_of(path)) == 2
+    assert len(read_trace(tmp_path / "trace.1").requests) == 1
+
+
+@pytest.mark.parametrize("salt", [None, "s"])
+def test_weights_that_change_name_other_blocks(tmp_path, salt):
+    """A recording finds after new weights what was computed with the old ones, which the cache does not."""
+    path = tmp_path / "trace"
+    trace = {"record": str(path)} | ({"salt": salt} if salt else {})
+    config = config_for(None, host=None, trace=trace)
+    found = []
+    with kvtier.open_sync(config) as cache:
+        keys = hash_blocks([*range(9)], config.model)
+        early = cache.match(keys, "test", tokens_max=8)  # looks again when it asks for slots
+        for epoch in ("v1", "v2", "v2", "v1"):
+            cache.set_weights_epoch(epoch)
+            lease = cache.reserve(early if epoch == "v2" and not found[1:] else cache.match(keys, "test"), 3)
+            found.append(lease.tokens_ready)
+            finish(cache, lease, keys)
+    assert found == [0, 0, 8, 8]
+    names = [line.get("model") for line in lines_of(path)]
+    assert [name == names[2] for name in names] == [False, False, True, True, False]
+    assert names[1] is names[4] is None
+    assert [request.blocks for request in read_trace(path).requests] == [[0, 1], [2, 3], [2, 3], [0, 1]]
+    asking(path, salt)
+    assert len(lines_of(path)) == 6  # the configuration's weights: this recording goes on
 
 
 @pytest.mark.parametrize("content", ["{}\n", "[1]\n", "text\n", "\0" * 3000])
@@ -152,7 +239,7 @@ def test_a_file_that_is_no_recording_is_kept(tmp_path, content):
     """A wrong path in the YAML costs somebody a file."""
     path = tmp_path / "trace"
     path.write_text(content + "\n")
-    TraceRecorder(path, BLOCK_TOKENS, 2048).close()
+    TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL).close()
     assert (tmp_path / "trace.1").read_text() == content + "\n"
     assert len(lines_of(path)) == 1
 
@@ -160,7 +247,7 @@ def test_a_file_that_is_no_recording_is_kept(tmp_path, content):
 def test_a_full_disk_loses_requests_and_says_so_once(tmp_path, monkeypatch, caplog):
     """A full disk stops the cache, fills the log, or leaves half a line in the middle of the file."""
     path = tmp_path / "trace"
-    writer = TraceRecorder(path, BLOCK_TOKENS, 2048)
+    writer = TraceRecorder(path, BLOCK_TOKENS, 2048, MODEL)
     writer._write([asked(1)])
     whole, write = path.read_bytes(), os.write
 
@@ -184,7 +271,7 @@ def test_a_slow_disk_is_not_waited_for(tmp_path, monkeypatch):
     """Every request waits for the recording, or memory fills with what it has not written."""
     monkeypatch.setattr(recording, "QUEUED_MAX", 4)
     monkeypatch.setattr(TraceRecorder, "_run", lambda self: None)
-    writer = TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048)
+    writer = TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048, MODEL)
     assert sum(writer.note(asked(number)) for number in range(10)) == 6
 
 
@@ -196,9 +283,9 @@ def test_what_cannot_be_written_is_refused_at_the_start(tmp_path):
         with pytest.raises(ConfigError, match="cannot be written") as caught:
             kvtier.open_sync(config)
         assert caught.value.path == "trace.record"
-    first = TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048)
+    first = TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048, MODEL)
     with pytest.raises(ConfigError, match="another cache writes it"):
-        TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048)
+        TraceRecorder(tmp_path / "trace", BLOCK_TOKENS, 2048, MODEL)
     first.close()
 
 
@@ -276,8 +363,8 @@ def test_a_salt_hides_who_spoke(tmp_path):
         ("d", None, "x"),
         ("e", "one", "y"),
     ):
-        writer = TraceRecorder(tmp_path / name, BLOCK_TOKENS, 2048, salt=salt)
-        writer.note(Asked(1.0, 5, 0, keys_of(1, 1), session))
+        writer = TraceRecorder(tmp_path / name, BLOCK_TOKENS, 2048, MODEL, salt=salt)
+        writer.note(Asked(1.0, 5, 0, keys_of(1, 1), MODEL, session))
         writer.note(Said(2.0, session, Advice(ends=True)))
         writer.close()
         (names[name],) = {line["session"] for line in lines_of(tmp_path / name)[1:]}

@@ -61,6 +61,18 @@ def test_a_recorded_trace_says_what_a_block_is(tmp_path: Path) -> None:
     assert trace == Trace("r", 16, 4096, [TracedRequest(0.0, 40, 0, [0, 1])])
 
 
+@pytest.mark.parametrize("header", [{}, {"model": "a"}])
+def test_a_name_is_of_its_model(tmp_path: Path, header: dict[str, str]) -> None:
+    """One hash under two models is taken for one block, and what one has computed is found by the other."""
+    first = {"kvtier_trace": 1, "block_tokens": 16} | header
+    models: list[dict[str, str]] = [{}, {"model": "b"}, header, {"model": "b"}, {"model": "c"}]
+    lines = [first, *({"t": 0, "in": 16, "ids": ["x"]} | model for model in models)]
+    trace = read_trace(written(tmp_path / "r.jsonl", lines))
+    assert [request.blocks for request in trace.requests] == [[0], [1], [0], [1], [2]]
+    for bad in (first | {"model": 5}, lines[1] | {"model": ["b"]}):
+        assert "'model'" in refused(written(tmp_path / "b.jsonl", [bad, *lines[1:]])).problem
+
+
 @pytest.mark.parametrize("suffix", ["", ".xz", ".gz", ".zst"])
 def test_packings(tmp_path: Path, suffix: str) -> None:
     """A packed trace has to be unpacked by hand."""
