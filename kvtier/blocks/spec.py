@@ -11,6 +11,7 @@ Layouts (outermost axis first)      strides of one K segment, T tokens, H heads,
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,6 +58,10 @@ class BlockSpec:
     def block_bytes(self) -> int:
         return sum(segment.length_bytes for segment in self.segments)
 
+    @property
+    def block_tokens(self) -> int:
+        return self.segments[0].shape[0]
+
     @cached_property
     def stride_bytes(self) -> int:
         """A slot's size on host and disk: whole pages, so that O_DIRECT can move it."""
@@ -69,6 +74,17 @@ class BlockSpec:
 def block_specs(model: ModelSpec) -> tuple[BlockSpec, ...]:
     """The block shape of every group of the model, by group index."""
     return tuple(_spec_of(index, group, model.layout) for index, group in enumerate(model.groups))
+
+
+def span_tokens(specs: Sequence[BlockSpec]) -> int:
+    """The shortest run of tokens that has whole blocks in every group: what is found of a prompt is some of these."""
+    return math.lcm(*(spec.block_tokens for spec in specs))
+
+
+def span_bytes(specs: Sequence[BlockSpec]) -> int:
+    """What all groups keep of such a run, without padding."""
+    span = span_tokens(specs)
+    return sum(spec.block_bytes * (span // spec.block_tokens) for spec in specs)
 
 
 def _spec_of(index: int, group: GroupSpec, layout: str) -> BlockSpec:

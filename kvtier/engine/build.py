@@ -17,7 +17,7 @@ from kvtier.allocator import host_memory
 from kvtier.allocator.slot_pool import SlotPool
 from kvtier.blocks.coding import NONE, UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable, fingerprint
-from kvtier.blocks.spec import BlockSpec, block_specs
+from kvtier.blocks.spec import BlockSpec, block_specs, span_bytes, span_tokens
 from kvtier.cache.level import Level, Room
 from kvtier.clock import MonotonicClock
 from kvtier.config import Config, GpuTierConfig, HostTierConfig, LmdbTierConfig, TierConfig, load_config
@@ -137,11 +137,10 @@ def open_recorder(config: Config, specs: Sequence[BlockSpec], epoch_ms: int, now
     trace = config.trace
     if trace.record is None:
         return None
-    block_bytes = sum(spec.block_bytes for spec in specs)
     return TraceRecorder(
         trace.record,
-        config.model.groups[0].block_tokens,
-        block_bytes,
+        span_tokens(specs),
+        span_bytes(specs),
         fingerprint(config.model),
         epoch_ms=epoch_ms,
         now_s=now_s,

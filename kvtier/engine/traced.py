@@ -1,13 +1,16 @@
 """`Traced`: which requests and hints are written down for `kvtier simulate`, and how many of them got lost.
 
 Owns nothing but the way to whoever writes. Always: each request counts once, when it first asks for slots, with the
-names of its whole blocks and no token of it; one that brings blocks of an engine's own (`Store`) is none. A hint is
-written down as it was said, be its session known or not.
+names of its whole blocks and no token of it; one that brings blocks of an engine's own (`Store`) is none. Where groups
+have blocks of several lengths, a recorded block is the shortest run of tokens that has whole ones in each, for of less
+nothing is found. A hint is written down as it was said, be its session known or not.
 Units: tokens, seconds of the engine's clock.
 """
 
+from math import lcm
 from typing import NamedTuple, Protocol
 
+from kvtier.blocks.hashing import Keys
 from kvtier.cache.leases import Match
 from kvtier.engine.hints import Advice
 from kvtier.metrics import Counters
@@ -59,7 +62,7 @@ class Traced:
         tokens_in = match.keys.tokens if match.tokens_max is None else max(match.keys.tokens, match.tokens_max + 1)
         if tokens_in:
             tokens_out = max(0, tokens_total - tokens_in)
-            asked = Asked(now_s, tokens_in, tokens_out, match.keys.groups[0], namespace, match.session)
+            asked = Asked(now_s, tokens_in, tokens_out, _names(match.keys), namespace, match.session)
             self._counters.add("traced_requests")
             self._counters.add("traces_lost", self.recorder.note(asked))
 
@@ -67,3 +70,10 @@ class Traced:
         """A hint is given."""
         if self.recorder is not None:
             self._counters.add("traces_lost", self.recorder.note(Said(now_s, session, advice)))
+
+
+def _names(keys: Keys) -> tuple[BlockKey, ...]:
+    """Of each whole run of tokens that has whole blocks in every group, what group 0 calls its last block there."""
+    size = keys.block_tokens[0]
+    blocks = lcm(*keys.block_tokens) // size
+    return keys.groups[0][blocks - 1 : keys.tokens // size : blocks]

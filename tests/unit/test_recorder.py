@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from kvtier.engine.hints import Advice
 from kvtier.engine.recorder import TraceRecorder
 from kvtier.engine.traced import Asked, Said
 from kvtier.errors import ConfigError, TraceError
+from kvtier.sim.flat import FlatJob
 from kvtier.sim.reading import read_trace
 from kvtier.sim.replay import Replay
 from kvtier.sim.report import TieredJob
@@ -318,6 +320,44 @@ def test_the_simulator_finds_what_the_engine_found(tmp_path, host):
     assert found["restored_tokens"] == stats["restored_tokens"]
     for tier in stats["tiers"]:
         assert found["tiers"][tier]["restored_tokens"] == stats["tiers"][tier]["restored_tokens"]
+
+
+def groups_of(*lengths):
+    """A model with a group for each length: for 4 tokens 2 KiB of the first, 1 KiB of any other."""
+    return [GROUP | {"block_tokens": length, "layers": 1 if index else 2} for index, length in enumerate(lengths)]
+
+
+def serve_groups(cache, model, number, tokens):
+    """One request; it commits what it has computed. Returns how much was found."""
+    keys = hash_blocks([number * 1000 + i for i in range(tokens)], model)
+    sizes = keys.block_tokens
+    lease = cache.reserve(cache.match(keys, "test", tokens_max=tokens - 1), -(-tokens // sizes[0]))
+    for group, (row, size) in enumerate(zip(keys.groups, sizes, strict=True)):
+        cache.commit(lease, list(zip(lease.slots(group), row, strict=False))[lease.tokens_ready // size :])
+    cache.release(lease)
+    return lease.tokens_ready
+
+
+@pytest.mark.parametrize(("lengths", "block_tokens"), [((4, 16), 16), ((16, 4), 16), ((8, 12), 24), ((4, 4), 4)])
+def test_a_recorded_block_is_whole_in_every_group(tmp_path, lengths, block_tokens):
+    """A size in bytes counts the long blocks of one group for each short one of another, or half a long block is
+    found."""
+    path = tmp_path / "trace.jsonl"
+    model = {"name": "hybrid", "weights_epoch": "v1", "groups": groups_of(*lengths)}
+    tiers = [{"type": "gpu", "capacity": "4MiB"}]
+    config = kvtier.load_config({"model": model, "tiers": tiers, "trace": {"record": str(path)}})
+    with kvtier.open_sync(config) as cache:
+        asked = [(1, 61), (1, 61), (1, 23), (2, 101), (2, 47), (2, 3), (1, 25), (2, 97)]
+        found = [serve_groups(cache, config.model, *request) for request in asked]
+    trace = read_trace(path)
+    assert (trace.block_tokens, trace.block_bytes) == (block_tokens, block_tokens // 4 * (2048 + 1024))
+    assert [request.tokens_in for request in trace.requests] == [tokens for _, tokens in asked]
+    assert [len(request.blocks) for request in trace.requests] == [tokens // block_tokens for _, tokens in asked]
+    assert FlatJob("lru", 1000, "request").run(trace).found.prefix_tokens == sum(found) > 0
+    apart = [request._replace(at_s=10.0 * number) for number, request in enumerate(trace.requests)]
+    replay = Replay(replace(trace, requests=apart), Setup(config, trace.block_tokens))
+    replay.run()
+    assert replay.core.stats()["restored_tokens"] == sum(found)
 
 
 SPOKEN = [
