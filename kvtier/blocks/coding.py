@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvtier.blocks.spec import block_specs
+from kvtier.blocks.spec import BlockSpec, block_specs, span_tokens
 from kvtier.types import GroupSpec, ModelSpec, StoreKey, block_key_of, group_of, page_aligned
 
 NONE = "none"
@@ -124,6 +124,13 @@ class Codings:
         if slot is None:
             slot = self._slots[raw_bytes] = page_aligned(self.room_bytes(raw_bytes))
         return slot
+
+    def slot_bytes_mean(self, specs: Sequence[BlockSpec]) -> int:
+        """The same of a block of any of these groups, of which a prompt has the more the shorter they are."""
+        span = span_tokens(specs)
+        counts = [span // spec.block_tokens for spec in specs]
+        slots = zip(counts, (self.slot_bytes(spec.block_bytes) for spec in specs), strict=True)
+        return sum(count * slot for count, slot in slots) // sum(counts)
 
     @cached_property
     def each(self) -> tuple[Coding, ...]:

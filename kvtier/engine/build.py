@@ -268,10 +268,8 @@ def level_of(config: TierConfig, tier: Tier, specs: Sequence[BlockSpec], codings
     )
     if pool and geometry:
         pool.withdraw({*range(geometry.slots)}.difference(*geometry.slots_whole(granules)))
-    # A request has as many blocks of every group, or nearly: their mean tells how many a store holds.
-    block_bytes = sum(codings.slot_bytes(spec.block_bytes) for spec in specs) // len(specs)
     stride_bytes = geometry.stride_bytes if geometry else tier.stride_bytes if isinstance(tier, SupportsSlots) else 0
-    blocks = max(1, traits.capacity_bytes // (stride_bytes or block_bytes))
+    blocks = max(1, traits.capacity_bytes // (stride_bytes or codings.slot_bytes_mean(specs)))
     return Level(
         name=config.name,
         policy=POLICIES.make(config.policy, blocks),

@@ -70,6 +70,8 @@ class Replay:
         config = setup.config
         self._trace = trace
         self._model = setup.model
+        self._sizes = tuple(group.block_tokens for group in self._model.groups)
+        self._parts = setup.parts
         self._names = [tier.name for tier in config.tiers]
         self._deadline_s = config.limits.load_deadline_s
         self._admitted_max = setup.admitted_max
@@ -163,10 +165,9 @@ class Replay:
         self.telling.due(hint, self.clock.now())
 
     def _keys(self, request: TracedRequest) -> Keys:
-        """The names of its whole blocks, the same hashes in each group."""
-        whole = min(len(request.blocks), request.tokens_in // self._trace.block_tokens)
-        hashes = [number.to_bytes(NAME_BYTES, "big") for number in request.blocks[:whole]]
-        return Keys.opaque([hashes] * len(self._model.groups), self._model)
+        """The names of its whole blocks in each group."""
+        whole = request.blocks[: request.tokens_in // self._trace.block_tokens]
+        return Keys.opaque([_hashes(whole, parts) for parts in self._parts], self._model)
 
     def _admit(self) -> None:
         """Those whose turn it is look for their prefix."""
@@ -214,7 +215,9 @@ class Replay:
         assert served.match is not None  # it was used for the reservation
         self.core.release_match(served.match)
         served.match = None
-        too_large = self._blocks_total(served) * len(self._model.groups) > self.core.residency.levels[0].slots_usable
+        tokens = self._blocks_total(served) * self._sizes[0]
+        slots = sum(-(-tokens // size) for size in self._sizes)
+        too_large = slots > self.core.residency.levels[0].slots_usable
         if too_large or not self._events:
             self.observed.uncached += 1
             self.telling.begun(served.number, self.clock.now())
@@ -225,8 +228,8 @@ class Replay:
         insort(self._waiting, served, key=lambda waiting: waiting.number)
 
     def _blocks_total(self, served: _Served) -> int:
-        """Of each group, a partial one included."""
-        return -(-served.request.tokens_in // self._trace.block_tokens)
+        """Of the first group, a partial one included."""
+        return -(-served.request.tokens_in // self._sizes[0])
 
     def _compute(self, served: _Served, tokens: int) -> None:
         self._at(self.prefill.ends_at_s(tokens, self.clock.now()), self._computed, served)
@@ -236,7 +239,7 @@ class Replay:
         self.observed.ttft_s.append(self.clock.now() - served.arrived_s)
         if lease := served.lease:
             ready, tokens_in = lease.tokens_ready, served.request.tokens_in
-            self.core.commit(lease, _pairs(lease, served.keys, ready // self._trace.block_tokens))
+            self.core.commit(lease, _pairs(lease, served.keys, ready))
             self.core.prefilled(ready, tokens_in - ready, self.prefill.seconds(tokens_in - ready))
         self._soon(self._leave, served)
 
@@ -249,10 +252,16 @@ class Replay:
         self.telling.served(served.number, self.clock.now())
 
 
-def _pairs(lease: Lease, keys: Keys, ready_blocks: int) -> Sequence[tuple[int, Any]]:
-    """Slots and names of what was computed."""
+def _hashes(blocks: Sequence[int], parts: int) -> list[bytes]:
+    """Of the blocks of a group, so many to each of the trace."""
+    numbers = (block * parts + part for block in blocks for part in range(parts))
+    return [number.to_bytes(NAME_BYTES, "big") for number in numbers]
+
+
+def _pairs(lease: Lease, keys: Keys, ready: int) -> Sequence[tuple[int, Any]]:
+    """Slots and names of what was computed, behind so many tokens."""
     return [
         pair
-        for group, row in enumerate(keys.groups)
-        for pair in list(zip(lease.slots(group), row, strict=False))[ready_blocks:]
+        for group, (row, size) in enumerate(zip(keys.groups, keys.block_tokens, strict=True))
+        for pair in list(zip(lease.slots(group), row, strict=False))[ready // size :]
     ]

@@ -21,8 +21,9 @@ BUSY = 0.9  # above it the engine itself is what requests wait for
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """One tier. evicted: copies whose place was taken, dropped: those of them that no tier below had; 0 in the lowest
-    one, whose copies are not meant to go on. not_admitted: blocks that it did not let in, each time.
+    """One tier. capacity_blocks: of all groups together. evicted: copies whose place was taken, dropped: those of them
+    that no tier below had; 0 in the lowest one, whose copies are not meant to go on. not_admitted: blocks that it did
+    not let in, each time.
 
     written_bytes_per_day and capacities_per_day tell the wear of a disk; None for memory.
     """
@@ -104,7 +105,7 @@ class TieredJob:
         report = report_of(trace, replay)
         if not self.bound:
             return report
-        blocks = sum(tier.capacity_blocks for tier in report.tiers)
+        blocks = sum(tier.capacity_blocks for tier in report.tiers) // sum(self.setup.parts)
         return replace(report, optimum_hit_rate=optimum(trace, blocks))
 
 

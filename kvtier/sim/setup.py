@@ -1,13 +1,14 @@
 """What is simulated: a trace's requests on a configuration's tiers.
 
 Owns no state. Always: a block is as long as the trace's, so that its block numbers are block keys; its bytes follow
-from the configuration's model. Units: bytes, seconds, tokens.
+from the configuration's model. Where that has groups with blocks of several lengths, a block of the trace is the
+shortest run of tokens that has whole ones in each, as in a recording. Units: bytes, seconds, tokens.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kvtier.blocks.spec import block_specs
+from kvtier.blocks.spec import block_specs, span_bytes, span_tokens
 from kvtier.cache.level import Level
 from kvtier.config import Config, TierConfig
 from kvtier.config.codecs import coded_model
@@ -40,14 +41,24 @@ class Setup:
 
     @property
     def model(self) -> ModelSpec:
-        """The configuration's model, in blocks of the trace's length."""
-        groups = tuple(replace(group, block_tokens=self.block_tokens) for group in self.config.model.groups)
-        return replace(self.config.model, groups=groups)
+        """The configuration's model, in blocks of the trace's length. Those of several groups keep their proportions,
+        if that gives whole tokens."""
+        groups, span = self.config.model.groups, span_tokens(block_specs(self.config.model))
+        sizes = [group.block_tokens * self.block_tokens // span for group in groups]
+        if any(group.block_tokens * self.block_tokens % span for group in groups):
+            sizes = [self.block_tokens for _ in groups]
+        resized = zip(groups, sizes, strict=True)
+        return replace(self.config.model, groups=tuple(replace(group, block_tokens=size) for group, size in resized))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """How many blocks of each group one block of the trace is."""
+        return tuple(self.block_tokens // group.block_tokens for group in self.model.groups)
 
     @property
     def block_bytes(self) -> int:
-        """What all groups keep of one block of tokens."""
-        return sum(spec.block_bytes for spec in block_specs(self.model))
+        """What all groups keep of one block of the trace."""
+        return span_bytes(block_specs(self.model))
 
     @property
     def tokens_per_s(self) -> float:

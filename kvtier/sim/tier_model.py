@@ -169,9 +169,7 @@ def _level(
 ) -> Level:
     traits = model.traits
     if isinstance(model, StoreModel):
-        stride_bytes = sum(codings.slot_bytes(spec.block_bytes) for spec in specs) // len(
-            specs
-        )  # of all groups, the mean
+        stride_bytes = codings.slot_bytes_mean(specs)
     blocks = max(1, traits.capacity_bytes // stride_bytes)
     return Level(
         name=config.name,

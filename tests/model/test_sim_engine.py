@@ -7,7 +7,8 @@ planning goes on until there is nothing to plan (how often the engine's thread w
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kvtier.sim.lanes import Lanes
 from kvtier.sim.replay import Replay
 from kvtier.sim.setup import Setup
 from kvtier.sim.trace import Trace, TracedRequest
-from kvtier.types import BatchDone, TransferBatch
+from kvtier.types import BatchDone, GroupSpec, TransferBatch
 from tests.cache_bench import BLOCK_TOKENS, config_for
 
 APART_S = 12.0  # what a request has begun has long ended when the next one comes
@@ -34,10 +35,10 @@ QUIET_LOOKS_MAX = 1_000_000
 
 @dataclass
 class Seen:
-    """What a run can be compared by. Copies that leave are (tier, block number)."""
+    """What a run can be compared by. Copies that leave are (tier, key)."""
 
     found: list[dict[str, int]] = field(default_factory=list)  # tokens by tier, of each request
-    left: list[tuple[int, int]] = field(default_factory=list)
+    left: list[tuple[int, bytes]] = field(default_factory=list)
     counts: list[dict[str, int]] = field(default_factory=list)  # of the tiers, at the end
 
 
@@ -47,17 +48,14 @@ COUNTED = ("reclaimed", "dropped_dirty", "evicted", "promoted_blocks", "demoted_
 def watch(core: Core, seen: Seen) -> None:
     """Note all that leaves, whoever chose it."""
     residency = core.residency
-    reclaim, evict = residency.reclaim, residency.evict
-
-    def number_of(handle: int) -> int:
-        return int.from_bytes(residency.directory.key(handle)[4:-4], "big")
+    reclaim, evict, key = residency.reclaim, residency.evict, residency.directory.key
 
     def noting_reclaim(handles: Any, tier: int, incoming: int | None = None) -> None:
-        seen.left += [(tier, number_of(handle)) for handle in handles]
+        seen.left += [(tier, key(handle)) for handle in handles]
         reclaim(handles, tier, incoming)
 
     def noting_evict(handle: int, tier: int, incoming: int | None = None) -> Any:
-        seen.left.append((tier, number_of(handle)))
+        seen.left.append((tier, key(handle)))
         return evict(handle, tier, incoming)
 
     def planning(now_s: float) -> list[TransferBatch]:
@@ -127,10 +125,14 @@ def requests_of(seed: int, count: int) -> list[TracedRequest]:
     return requests
 
 
-def config_of(folder: Path, policy: str, host: str | None) -> Config:
-    config = config_for(folder, host=host, lmdb="1200KiB", limits={"governor": False, "load_deadline": "1h"})
+def config_of(folder: Path, policy: str, host: str | None, groups: Sequence[GroupSpec] = ()) -> Config:
+    """groups: instead of the model's own, in memory with room for as many tokens."""
+    slots = sum(BLOCK_TOKENS // group.block_tokens for group in groups) or 1
+    sizes = {"gpu": f"{64 * slots}KiB", "host": host and f"{128 * slots}KiB"}
+    config = config_for(folder, lmdb="1200KiB", **sizes, limits={"governor": False, "load_deadline": "1h"})
     tiers = tuple(tier.model_copy(update={"policy": policy}) for tier in config.tiers)
-    return Config(config.model, tiers, config.prefetch, config.limits)
+    model = replace(config.model, groups=tuple(groups)) if groups else config.model
+    return Config(model, tiers, config.prefetch, config.limits)
 
 
 def simulated(config: Config, requests: list[TracedRequest]) -> Seen:
@@ -167,19 +169,27 @@ def real(config: Config, requests: list[TracedRequest]) -> Seen:
 
 
 def serve(cache: SyncCache, queue: Queue, request: TracedRequest, seen: Seen) -> None:
-    names = [number.to_bytes(8, "big") for number in request.blocks]
-    keys = Keys.opaque([names], queue.core.model)
+    sizes = [group.block_tokens for group in queue.core.model.groups]
+    rows = [names_of(request.blocks, BLOCK_TOKENS // size) for size in sizes]
+    keys = Keys.opaque(rows, queue.core.model)
     match = cache.match(keys, owner="real", tokens_max=request.tokens_in - 1)
     seen.found.append(match.tiers)
     wait_for_quiet(cache, queue)
-    lease = cache.reserve(match, -(-request.tokens_in // BLOCK_TOKENS))
+    lease = cache.reserve(match, -(-request.tokens_in // sizes[0]))
     assert isinstance(lease, Lease)
     wait_for_quiet(cache, queue)
-    pairs = list(zip(lease.slots(), keys.groups[0], strict=False))
-    cache.commit(lease, pairs[lease.tokens_ready // BLOCK_TOKENS :])
+    pairs = []
+    for group, (row, size) in enumerate(zip(keys.groups, sizes, strict=True)):
+        pairs += list(zip(lease.slots(group), row, strict=False))[lease.tokens_ready // size :]
+    cache.commit(lease, pairs)
     wait_for_quiet(cache, queue)
     cache.release(lease)
     wait_for_quiet(cache, queue)
+
+
+def names_of(blocks: Sequence[int], parts: int) -> list[bytes]:
+    """What a group calls its blocks, of which one of the trace is so many."""
+    return [(block * parts + part).to_bytes(8, "big") for block in blocks for part in range(parts)]
 
 
 def finished(stats: dict[str, Any], seen: Seen) -> Seen:
@@ -202,9 +212,11 @@ def wait_for_quiet(cache: SyncCache, queue: Queue) -> None:
     raise AssertionError("the engine is never quiet")
 
 
-def compare(tmp_path: Path, policy: str, host: str | None, seed: int, count: int) -> None:
+def compare(
+    tmp_path: Path, policy: str, host: str | None, seed: int, count: int, groups: Sequence[GroupSpec] = ()
+) -> None:
     requests = requests_of(seed, count)
-    config = config_of(tmp_path / "store", policy, host)
+    config = config_of(tmp_path / "store", policy, host, groups)
     expected, found = real(config, requests), simulated(config, requests)
     for index, (wanted, got) in enumerate(zip(expected.found, found.found, strict=True)):
         assert got == wanted, f"request {index}"
@@ -221,6 +233,13 @@ def compare(tmp_path: Path, policy: str, host: str | None, seed: int, count: int
 def test_a_simulated_engine_does_what_a_real_one_does(tmp_path: Path, policy: str) -> None:
     """A simulation's figures are of a product that does not exist."""
     compare(tmp_path, policy, "128KiB", seed=1, count=200)
+
+
+@pytest.mark.parametrize("lengths", [(2, 4), (4, 1)])
+def test_so_does_one_with_blocks_of_several_lengths(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    """A hybrid model's simulation is of one whose groups all have the longest blocks."""
+    groups = [GroupSpec("full", (0,), 2, 8, "float32", length) for length in lengths]
+    compare(tmp_path, "lru", "128KiB", seed=1, count=120, groups=groups)
 
 
 @pytest.mark.soak

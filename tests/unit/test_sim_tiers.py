@@ -250,10 +250,20 @@ def test_tiers_without_room_are_refused() -> None:
         Replay(trace_of((0, [0])), Setup(config_of({"type": "gpu", "capacity": "1GiB"}, LMDB), 4000))
 
 
-@pytest.mark.parametrize("heads", [2, 3, 40])
-def test_tiers_are_as_large_as_real_ones(tmp_path: Path, heads: int) -> None:
+def groups_of(*lengths: int, heads: int = 2) -> dict[str, Any]:
+    """A model with a group for each length of a block."""
+    shared = {name: MODEL[name] for name in ("head_dim", "dtype")} | {"kind": "full", "kv_heads": heads}
+    groups = [shared | {"layers": 2 if index else 1, "block_tokens": tokens} for index, tokens in enumerate(lengths)]
+    return {"name": "hybrid", "weights_epoch": "v1", "groups": groups}
+
+
+SHAPES = [MODEL | {"block_tokens": TOKENS, "kv_heads": heads} for heads in (2, 3, 40)]
+SHAPES += [groups_of(1, TOKENS, heads=16), groups_of(TOKENS, 2, heads=4), groups_of(TOKENS, TOKENS)]
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_tiers_are_as_large_as_real_ones(tmp_path: Path, model: dict[str, Any]) -> None:
     """Blocks fit into the simulation that would not fit into the product, or the other way round."""
-    model = MODEL | {"block_tokens": TOKENS, "kv_heads": heads}
     store = LMDB | {"path": str(tmp_path / "store"), "capacity": "3MiB", "policy": "arc"}
     plain = {"pin": "off", "hugepages": "off"}
     tiers = [gpu(1001, low_watermark=0.2, high_watermark=0.5), host(777, **plain), store]
@@ -279,6 +289,50 @@ def test_blocks_are_as_long_as_the_traces() -> None:
     assert setup.block_bytes == 4 * BLOCK_BYTES
     (_, level) = setup.tiers()[0]
     assert level.policy_blocks == 16 * 4096 // (4 * BLOCK_BYTES) - 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "trace_tokens", "parts"),
+    [((4, 16), 16, (4, 1)), ((4, 16), 512, (4, 1)), ((8, 12), 48, (3, 2)), ((4, 4), 16, (1, 1)), ((4, 16), 10, (1, 1))],
+)
+def test_groups_keep_their_proportions(lengths: tuple[int, ...], trace_tokens: int, parts: tuple[int, ...]) -> None:
+    """A hybrid model's short blocks get the slots of long ones for nothing, or a block of the trace is no whole one."""
+    setup = Setup(kvtier.load_config({"model": groups_of(*lengths), "tiers": [gpu(64)]}), trace_tokens)
+    assert setup.parts == parts
+    assert [size * part for size, part in zip((g.block_tokens for g in setup.model.groups), parts, strict=True)] == [
+        trace_tokens,
+        trace_tokens,
+    ]
+    assert setup.block_bytes == trace_tokens * (1 + 2) * 2 * 2 * 16 * 4
+
+
+def test_a_store_holds_so_many_blocks_of_groups_together() -> None:
+    """The policy of a hybrid model's disk is made for as many blocks as if there were as many long ones as short."""
+    model = groups_of(1, 4, heads=64)  # blocks of 8 and 64 KiB, of which a prompt has four for each
+    store = LMDB | {"capacity": "64MiB"}
+    (_, level) = Setup(kvtier.load_config({"model": model, "tiers": [gpu(999), store]}), 4).tiers()[1]
+    assert level.policy_blocks == level.capacity_bytes // ((4 * 8 + 64) * 1024 // 5)
+
+
+@pytest.mark.parametrize(("pages", "uncached"), [(13, 0), (12, 2)])
+def test_a_prompt_waits_for_slots_of_all_its_groups(pages: int, uncached: int) -> None:
+    """A hybrid model's prompt that would fit is taken for too large, and served without the cache."""
+    config = kvtier.load_config({"model": groups_of(1, 4), "tiers": [gpu(pages)], "limits": {"load_deadline": "1h"}})
+    replay = Replay(trace_of((0, [0, 1]), (0, [2, 3])), Setup(config, TOKENS))  # 9 tokens: 9 blocks and 3
+    assert replay.run().uncached == uncached
+
+
+@pytest.mark.parametrize(("lengths", "slots"), [((4, 4), 2), ((2, 4), 3), ((4, 1), 5)])
+def test_the_bound_counts_all_groups(lengths: tuple[int, ...], slots: int) -> None:
+    """Nobody sees that more room is of no use: the bound for a hybrid model is that of tiers twice as large."""
+    requests = [(FAR * turn, [turn % 3 * 10 + depth for depth in range(2)]) for turn in range(12)]
+    model = groups_of(*lengths)
+    config = kvtier.load_config({"model": model, "tiers": [gpu(4 * slots + 1)], "limits": {"governor": False}})
+    trace = trace_of(*requests)
+    report = TieredJob(Setup(config, TOKENS), bound=True).run(trace)
+    assert report.tiers[0].capacity_blocks == 4 * slots
+    assert report.optimum_hit_rate == optimum(trace, 4) < optimum(trace, 6)
+    assert report.prefix_hit_rate <= report.optimum_hit_rate
 
 
 # ---------------------------------------------------------------- figures
