@@ -7,9 +7,9 @@
 Owns: what is claimed for each key, and by tier which copies have a rank there. A block's rank is the highest that
 somebody claims for it; it holds in every tier that has a READY copy, also in one that gets it later.
 Always:  a rank above 0 counts in at most `quota(tier)` copies of a tier, so that claims cannot starve others; what is
-         beyond is refused, and tried again with the next claim. No claim makes a request fail: of ranked blocks the
-         lowest leave when there is nothing else. What a claim costs does not depend on how many others there are, of
-         this block or another, nor does a choice look at more ranked copies than it passes.
+         beyond is refused, has no rank, and is tried again with the next claim. No claim makes a request fail: of
+         ranked blocks the lowest leave when there is nothing else. What a claim costs does not depend on how many
+         others there are, of this block or another, nor does a choice look at more ranked copies than it passes.
 Units:   handles, tier indexes, blocks.
 """
 
@@ -113,7 +113,8 @@ class Ranks:
         before = ranked.ring_of(handle)
         if ring in _KEPT and before not in _KEPT and self.kept(tier) >= self._quota(tier):
             self._refused(tier)
-        elif ring == NOWHERE and before != NOWHERE:
+            ring = NOWHERE  # one that somebody wants to keep does not leave first, whoever said so before
+        if ring == NOWHERE and before != NOWHERE:
             ranked.remove(handle)
         elif ring != before:
             ranked.move((handle,), ring)

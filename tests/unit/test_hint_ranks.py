@@ -11,6 +11,26 @@ from tests.engine_bench import make_engine, prompt, serve, tiers_of
 from tests.hint_bench import alone, counted, found, say, turn
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+@pytest.mark.parametrize("wanted", [{"priority": 1}, {"pin": True}])
+def test_what_somebody_wants_to_keep_never_leaves_first(order, wanted):
+    """The priority of one session is refused, and another's word that its blocks may go makes them leave first."""
+    engine = alone()
+    turn(engine, "pinned", prompt(9, 2))
+    say(engine, "pinned", pin=True)  # the quota is used up
+    for session in order:
+        turn(engine, session, prompt(1, 2))
+        say(engine, session, **({"priority": -1} if session == "a" else wanted))
+    turn(engine, "other", prompt(3, 2))
+    turn(engine, "b", prompt(1, 2))
+    serve(engine, prompt(4, 4))
+    assert (found(engine, prompt(1, 2)), found(engine, prompt(3, 2))) == (2, 0)
+    assert counted(engine, "pins_refused", "gpu") > 0
+    say(engine, "b", ends=True)
+    serve(engine, prompt(5, 1))
+    assert found(engine, prompt(1, 2)) == 1  # what only the other has said holds again
+
+
 def test_pinned_blocks_leave_last_in_every_tier():
     """A pinned system prompt is pushed out by traffic."""
     engine = make_engine(8, 16, DictTier(blocks_max=24))
