@@ -1,7 +1,8 @@
 """What policies know of a block beyond its copies: the frequency that travels with it, and ghosts."""
 
+from kvtier.policies.base import Access
 from kvtier.testing.dict_tier import DictTier
-from tests.engine_bench import make_engine, prompt, serve
+from tests.engine_bench import fill, make_engine, prompt, serve
 
 ARC = ("arc", "arc", "arc")
 
@@ -41,6 +42,26 @@ def test_frequency_travels_up_with_a_block():
     for number in (5, 6):
         serve(again, prompt(number, 2))
     assert leaving(again, 0) == [5, 6, 1]
+
+
+def test_frequency_comes_with_what_is_computed_anew():
+    """A block that is computed because its load was not worth it is new to the tier, however often it was used."""
+    engine = make_engine(gpu=6, host=12)
+    for number in (1, 1, 2, 3, 4, 5):  # the last ones push the first ones down
+        serve(engine, prompt(number, 2))
+        engine.run()
+    policy, heard = engine.core.residency.levels[0].policy, []
+    touch = policy.touch
+    policy.touch = lambda handles, access, *more: heard.append(access) or touch(handles, access, *more)
+    for number, access in ((1, Access.MOVED), (2, Access.FILL)):
+        heard.clear()
+        keys = prompt(number, 2)
+        assert engine.core.peek(keys).tiers == {"gpu": 0, "host": 8}
+        lease = engine.reserve(engine.match(keys, tokens_max=0), 2)
+        fill(engine, lease, keys)
+        assert heard == [access]
+        engine.release(lease)
+    engine.check()
 
 
 def test_a_ghost_comes_back_as_frequent():

@@ -79,6 +79,19 @@ def test_a_disk_slower_than_computing_is_not_waited_for():
     engine.check()
 
 
+@pytest.mark.parametrize(("reads", "writes", "why"), [(64 << 10, 1e9, "slower"), (1e9, 64 << 10, "faster")])
+def test_writing_says_nothing_of_reading(reads, writes, why):
+    """A drive that writes faster than it reads is waited for, or one that reads faster is not made use of."""
+    engine, keys = fill_and_push_down(blocks=BLOCKS)
+    engine.core.prefilled(0, 1000, 1.0)
+    rates = engine.core.planner.flight.rates
+    rates.departed((1, 2), BLOCK_BYTES, engine.clock.now())
+    engine.clock.advance(BLOCK_BYTES / writes)
+    rates.arrived((1, 2), BLOCK_BYTES, engine.clock.now(), done=True)
+    measure(engine, reads)
+    assert reserve(engine, keys).decision.why == why
+
+
 def test_in_between_it_takes_what_arrives_before_the_deadline():
     """A part that would have come in time is computed, or more is waited for than can come."""
     engine, keys = pushed_down(4 * BLOCK_BYTES, prefill=1)

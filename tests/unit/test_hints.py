@@ -113,6 +113,32 @@ def test_no_time_at_all_has_no_pace():
     engine.core.hints.watch(1.0)
 
 
+def test_a_return_is_said_of_nobody_elses_blocks():
+    """A session that comes back in an hour sends the system prompt of all others away until then."""
+    engine = alone(gpu=16, policy="hit_density")
+    engine.core.hints.watch(1.0)
+    turn(engine, "a", prompt(1, 4))
+    turn(engine, "b", prompt(1, 4).prefix(8))
+    engine.core.hints.watch(2.0)
+    heard = []
+    policy = engine.core.residency.levels[0].policy
+    policy.hint = lambda handles, hint: heard.append((set(handles), hint.returns_in is not None)) or len(handles)
+    find = engine.core.residency.directory.find
+    shallow, deep = ({find((0).to_bytes(4, "big") + key) for key in part} for part in halves(prompt(1, 4)))
+    say(engine, "a", returns_in_s=3600.0)
+    say(engine, "b", returns_in_s=1.0)
+    assert heard == [(deep, True)]
+    turn(engine, "b", prompt(2, 1))  # another conversation: the shallow ones are a's alone
+    heard.clear()
+    say(engine, "a", returns_in_s=3600.0)
+    assert heard == [(shallow | deep, True)]
+
+
+def halves(keys):
+    row = keys.groups[0]
+    return row[: len(row) // 2], row[len(row) // 2 :]
+
+
 def test_those_who_are_mostly_wrong_are_not_believed():
     """A server that says of every turn that it is the last keeps the cache from holding any conversation."""
     engine = alone(gpu=64)
