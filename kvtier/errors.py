@@ -103,3 +103,11 @@ class TraceError(KvtierError):
 
 class InvariantError(KvtierError):
     """A bug in kvtier: state that its own rules forbid. The tier stops; the host engine keeps serving."""
+
+
+class PolicyFault(InvariantError):
+    """A policy of another package failed, or does not keep its contract: the cache stops as after a bug."""
+
+    def __init__(self, policy: str, verb: str, problem: str) -> None:
+        remedy = "Mend it, or name another policy; kvtier.testing.policies.PolicyContract tests what one has to keep."
+        super().__init__(f"policy {policy!r}: its `{verb}` {problem}. {remedy}")

@@ -25,7 +25,7 @@ from kvtier.engine.oneshot import OneShot
 from kvtier.engine.polled import Job, PolledSurface, Request
 from kvtier.engine.recoding import Recoding
 from kvtier.engine.recorder import TraceRecorder
-from kvtier.errors import ClosedError, InvariantError, KvtierError
+from kvtier.errors import ClosedError, InvariantError, KvtierError, PolicyFault
 from kvtier.tiers.base import SupportsFences, SupportsPinning, Tier
 from kvtier.types import BatchDone
 
@@ -88,6 +88,8 @@ class Engine:
             try:
                 self.refuse_if_unusable()
                 value = verb(self._core, self._clock.now())
+            except PolicyFault as error:
+                returned.fail(self._broken(error))
             except KvtierError as error:
                 returned.fail(error)
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
@@ -265,8 +267,12 @@ class Engine:
         self._inbox.put(lambda: self._core.apply(done, self._clock.now()))
 
     def _broken(self, error: Exception) -> InvariantError:
-        log.exception("kvtier stops: a bug, please report it", exc_info=error)
-        self._fault = InvariantError(f"kvtier stopped after a bug: {error!r}; restart to use the cache again")
+        if isinstance(error, PolicyFault):
+            log.exception("kvtier stops: %s", error, exc_info=error)
+            self._fault = InvariantError(f"kvtier stopped, for {error} Then restart to use the cache again")
+        else:
+            log.exception("kvtier stops: a bug, please report it", exc_info=error)
+            self._fault = InvariantError(f"kvtier stopped after a bug: {error!r}; restart to use the cache again")
         self._dismiss(self._fault)
         return self._fault
 

@@ -8,18 +8,18 @@ looked up among the entry points, which a package declares in its pyproject.toml
 
 Whatever is found is called with the number of blocks that the tier holds, and must be a `Policy`. The contract that it
 should keep is `kvtier.testing.policies`. Always: nothing of another package is imported before it is asked for by name,
-and whatever it raises then is a KeyError that says what.
+and whatever it raises then is a KeyError that says what; what it does later tells its name (`Outside`).
 """
 
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, cast
 
 from kvtier.policies.base import Policy, PolicyMaker
+from kvtier.policies.outside import METHODS, Outside, told
 from kvtier.registry import POLICY_ENTRY_POINTS, Registry, suggestion
 
 WRITE = "Write package.module:Class."
-METHODS = tuple(name for name in vars(Policy) if name == "__len__" or not name.startswith("_"))
 
 
 class PolicyRegistry(Registry[PolicyMaker]):
@@ -48,7 +48,7 @@ class PolicyRegistry(Registry[PolicyMaker]):
         missing = [method for method in METHODS if not callable(getattr(policy, method, None))]
         if missing:
             raise KeyError(f"{name!r} is no policy: it has no {', '.join(missing)}. {WRITE}")
-        return policy
+        return cast(Policy, Outside(name, policy))
 
     def known(self) -> set[str]:
         """The names that can be asked for without a colon."""
@@ -71,9 +71,3 @@ class PolicyRegistry(Registry[PolicyMaker]):
             raise KeyError(f"policy {place!r} is no class. {WRITE}")
         made: PolicyMaker = maker
         return made
-
-
-def told(error: BaseException) -> str:
-    """What somebody else's code raised, in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -14,7 +14,7 @@ from typing import Any
 from kvtier.errors import UsageError
 from kvtier.policies import POLICIES
 from kvtier.policies.base import Access, Hint, Policy, SupportsHints
-from kvtier.policies.found import told
+from kvtier.policies.outside import Outside, told
 
 REMEDY = "Mend it; kvtier.testing.policies.PolicyContract tests what a policy has to keep."
 
@@ -25,8 +25,9 @@ def policy_of(name: str, blocks: int) -> Policy:
         policy = POLICIES.make(name, blocks)
     except KeyError as error:
         raise UsageError(str(error.args[0])) from error
-    if name in POLICIES:
+    if not isinstance(policy, Outside):
         return policy
+    policy = policy.policy  # watched here, more closely
     return GuardedHints(name, policy) if isinstance(policy, SupportsHints) else Guarded(name, policy)
 
 
