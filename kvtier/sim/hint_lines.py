@@ -2,7 +2,8 @@
 
     {"t": seconds, "session": "name", "hint": {"ends": true}}    or returns_in_s, priority, pin, ttl_s, as `cache.hint`
 
-Owns: the latest request of each session so far. Always: what `cache.hint` would refuse is a ValueError that says why.
+Owns: the latest request of each session so far. Always: what `match` or `cache.hint` would refuse is a
+ValueError that says why.
 Units: seconds since the start of the recording; requests by number.
 """
 
@@ -29,6 +30,7 @@ class HintLines:
             return None
         if not isinstance(session, str):
             raise ValueError(f"{SESSION!r} is {session!r:.40}, and no text")
+        self._check_name(session)
         self._latest[session] = number
         return session
 
@@ -37,9 +39,19 @@ class HintLines:
         session, said = line.get(SESSION), line[HINT]
         if not isinstance(session, str) or not isinstance(said, dict) or not said.keys() <= FIELDS:
             raise ValueError(f"{HINT!r} has a {SESSION!r}, and says one of {', '.join(sorted(FIELDS))}")
+        self._check_name(session)
         hint = TracedHint(at_s, session, self._latest.get(session), **said)
         _check(hint)
         self.hints.append(hint)
+
+    def _check_name(self, session: str) -> None:
+        if session not in self._latest:
+            from kvtier.engine.arguments import session_name  # as below
+
+            try:
+                session_name(session)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
 
 
 def _check(hint: TracedHint) -> None:

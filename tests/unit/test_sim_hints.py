@@ -234,6 +234,16 @@ LINE = {"t": 1.0, "in": 5, "out": 0, "ids": [1], "session": "s"}
 FIRST = {"t": 0.5, "session": "s", "hint": {"priority": -1}}
 
 
+def test_sessions_are_named_as_a_cache_takes_it(tmp_path: Path) -> None:
+    """A trace is simulated whose sessions no cache would take."""
+    for line in (LINE, FIRST):
+        long, longer = ({"session": "\u00e9" * 128 + more} for more in ("", "x"))
+        read_trace(written(tmp_path / "t.jsonl", HEADER, line | long, LINE | long))
+        with pytest.raises(TraceError, match="256 bytes") as error:
+            read_trace(written(tmp_path / "t.jsonl", HEADER, LINE | long, line | longer))
+        assert error.value.line == 3
+
+
 def test_hints_are_read(tmp_path: Path) -> None:
     """A hint is taken for a request, or for one about another turn of its session."""
     hints = [
