@@ -5,7 +5,7 @@ the file's own policies). Runs share the cores. What was wrong in the options or
 
 JSON, one object a line (keys are stable):
     one tier   trace, policy, capacity_blocks, accesses, hits (blocks), prefix_tokens, input_tokens, prefix_hit_rate,
-               seconds (of one core); where they are not the usual ones order, and hinted (which hints)
+               seconds (of one core); where they are not the usual ones order, and hinted (which hints the policy used)
     tiers      the fields of `ReplayReport`, `tiers` those of `TierReport`; growth [{tier, more_bytes, prefix_hit_rate,
                gain_per_gb, ttft_p50_s}]
 """

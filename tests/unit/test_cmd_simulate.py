@@ -124,6 +124,8 @@ def test_runs_with_hints_can_be_told_apart(trace: Path, tiers: Path) -> None:
     options = ["--policy", "lru", "--capacity", "300"]
     (row,) = lines_of(run(trace, *options, "--json", *NOISY))
     assert row["hinted"] == "returns, noise 2, coverage 50 %, wrong 12.5 %"
+    rows = lines_of(run(trace, "--policy", "sieve,arc,belady", "--capacity", "300", "--json", *NOISY))
+    assert [row["policy"] for row in rows if "hinted" in row] == ["arc"]  # the others had no use for them
     (row,) = lines_of(run(trace, *options, "--json", "--order", "flat", "--hints", "ends"))
     assert (row["hinted"], row["order"]) == ("ends", "flat")
     told = "with hints: returns, noise 2, coverage 50 %, wrong 12.5 %"

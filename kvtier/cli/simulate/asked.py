@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kvtier.errors import UsageError
 from kvtier.policies import POLICIES
+from kvtier.policies.base import SupportsHints
 from kvtier.registry import suggestion
 from kvtier.sim.flat import BELADY, ORDERS
 from kvtier.sim.hints import KINDS, Hints
@@ -142,6 +143,11 @@ def capacities_of(options: Options, trace: Trace, block_bytes: int) -> list[int]
     if not texts:
         raise UsageError("--capacity names no size. Write one such as 5%, 5006 (blocks) or 64GiB")
     return sorted({_blocks(text, trace, block_bytes) for text in texts})
+
+
+def uses_hints(policy: str) -> bool:
+    """Whether hints make a difference to its runs: the bound knows the future, and some policies use none."""
+    return policy != BELADY and isinstance(POLICIES.make(policy, TRIED_BLOCKS), SupportsHints)
 
 
 def check_runs(count: int) -> None:

@@ -40,7 +40,7 @@ def record(trace: Trace, run: FlatRun) -> dict[str, Any]:
     unusual: dict[str, Any] = {}
     if run.job.order != ORDERS[0]:
         unusual["order"] = run.job.order
-    if run.job.hints:
+    if run.job.hints and asked.uses_hints(run.job.policy):
         unusual["hinted"] = str(run.job.hints)
     return {
         "trace": trace.name,
