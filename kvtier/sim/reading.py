@@ -92,7 +92,7 @@ def _is_header(line: Any) -> bool:
 
 
 def _header(path: Path, number: int, line: dict[str, Any]) -> tuple[int, int | None]:
-    if line[HEADER] != VERSION:
+    if type(line[HEADER]) is not int or line[HEADER] != VERSION:
         problem = f"it has version {line[HEADER]!r}, and this kvtier reads version {VERSION}"
         raise TraceError(str(path), number, problem, "Use the kvtier that wrote it.")
     size = _count(path, number, line, "block_tokens", least=1)

@@ -182,6 +182,7 @@ def test_a_broken_line_is_named(tmp_path: Path, what: str) -> None:
     "line",
     [
         {"kvtier_trace": 2, "block_tokens": 16},
+        {"kvtier_trace": True, "block_tokens": 16},
         {"kvtier_trace": 1},
         {"kvtier_trace": 1, "block_tokens": 0},
         {"kvtier_trace": 1, "block_tokens": 1 << 30},
