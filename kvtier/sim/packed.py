@@ -2,7 +2,7 @@
 
 Owns the open file while it is read. Always: what cannot be read is a TraceError that names the file, and so is one that
 ends before its packing does: half a trace has figures too. The packing follows from the name's end: .xz, .gz, .zst; any
-other name is plain text.
+other name is plain text. A byte order mark, which some editors put in front, is passed over.
 """
 
 import gzip
@@ -56,7 +56,7 @@ def stem_of(path: Path) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIOWrapper]:
     opener = _OPENERS.get(path.suffix.lower(), _plain)
-    with opener(path) as packed, TextIOWrapper(packed, encoding="utf-8") as text:
+    with opener(path) as packed, TextIOWrapper(packed, encoding="utf-8-sig") as text:
         yield text
 
 

@@ -195,6 +195,15 @@ def test_a_broken_header_is_refused(tmp_path: Path, line: dict[str, Any]) -> Non
     assert refused(written(tmp_path / "a.jsonl", [line, *OURS])).line == 1
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path, suffix: str) -> None:
+    """A trace that an editor has saved is said to be no JSON, by a character that nobody sees."""
+    data = b"\xef\xbb\xbf" + "".join(json.dumps(line) + "\n" for line in OURS).encode()
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    assert read_trace(path).requests == READ
+
+
 def test_files_that_hold_no_trace(tmp_path: Path) -> None:
     """A file that is missing, empty, damaged or no text ends in a traceback."""
     assert "No such file" in refused(tmp_path / "none.jsonl").problem
