@@ -440,3 +440,26 @@ def test_a_copied_store_opens(tmp_path: Path) -> None:
     copy.rescan(range(5))
     assert copy.read(range(5)) == [DONE_STATUS] * 5
     copy.close()
+
+
+def test_a_dropped_block_stays_nobodys(tmp_path: Path) -> None:
+    """A block of before a drop would be served, or its slot freed twice, once its namespace is stored anew."""
+    store = StoreDriver(tmp_path / "s")
+    store.write([1, 2])
+    assert store.tier.drop(store.namespace) is DONE
+    store.write([3])  # over one of them; the other's record and bytes are still there
+    assert store.read([1, 2, 3]) == [Status.MISSING, Status.MISSING, Status.DONE]
+    assert store.write([], evict=[1, 2]) == [Status.MISSING] * 2
+    assert store.tier.check() == []
+    store.close()
+
+
+def test_a_block_leaves_once(tmp_path: Path) -> None:
+    """A block that is evicted twice in one batch would count as two."""
+    store = StoreDriver(tmp_path / "s")
+    store.write([1, 2])
+    item = store.evict_item(1)
+    ends = store.tier.write(WriteBatch(evict=[item, item]))
+    assert [end.status for end in ends] == [Status.DONE, Status.MISSING]
+    assert store.tier.check() == []
+    store.close()
