@@ -14,7 +14,7 @@ from kvtier.cli.main import app
 from kvtier.cli.simulate import asked, plot, plot_flat, progress
 from kvtier.errors import UsageError
 from kvtier.sim import jobs
-from kvtier.sim.flat import FlatJob, simulate
+from kvtier.sim.flat import BELADY, FlatJob, simulate
 from kvtier.sim.hints import Hints
 from kvtier.sim.reading import read_trace
 from kvtier.sim.report import ReplayReport, TierReport
@@ -336,6 +336,19 @@ def test_a_plot_says_which_hints(trace: Path) -> None:
         runs = [FlatJob("lru", 300, order, hints).run(read)]
         figure = plot.figure_of(read, lambda axes, runs=runs: plot_flat.draw(axes, read, runs), [300])
         assert figure.axes[0].get_title(loc="left") == title
+
+
+def test_many_policies_are_drawn_within_the_picture(trace: Path) -> None:
+    """A legend that is wider than its panel pushes the other one, and the title of that, out of the picture."""
+    pytest.importorskip("matplotlib")
+    read = read_trace(trace)
+    policies = ("lru", "arc", "s3_fifo", "sieve", "hit_density", BELADY)
+    runs = [FlatJob(policy, blocks, "request", None).run(read) for policy in policies for blocks in (100, 300)]
+    figure = plot.figure_of(read, lambda axes: plot_flat.draw(axes, read, runs), [100, 300])
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert axes.get_tightbbox().x0 >= 0
+        assert axes.get_tightbbox().x1 <= figure.bbox.width
 
 
 def test_no_plot_without_matplotlib(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

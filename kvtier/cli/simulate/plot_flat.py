@@ -10,7 +10,7 @@ from kvtier.cli.simulate.tables import unusual
 from kvtier.sim.flat import BELADY, FlatRun
 from kvtier.sim.trace import Trace
 
-LEGEND_COLUMNS = 5
+LEGEND_COLUMNS = 4  # more are wider than the panel, and push the other one away
 TICKS_MAX = 8
 
 
