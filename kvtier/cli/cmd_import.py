@@ -17,7 +17,7 @@ from kvtier.cli.inspect.bar import progress_bar
 from kvtier.cli.inspect.show import size
 from kvtier.cli.store.importing import BundledSlots, Imported, Importer, believed
 from kvtier.cli.store.target import tier_of
-from kvtier.config.units import Rejected, parse_bytes
+from kvtier.config.units import Rejected, parse_bytes, readable_bytes
 from kvtier.errors import BundleError, UsageError
 from kvtier.tiers.bundle.manifest import Manifest, digest_of
 from kvtier.tiers.bundle.reading import read_manifest
@@ -60,7 +60,7 @@ def import_(
 ) -> int:
     """Bring the blocks of the folder `bundle` into the store in `path`, or that of a YAML file.
 
-    capacity: of a store that does not exist yet. min_free: what the disk is to keep free, if no YAML file says it.
+    capacity: of a store that does not exist yet, or the one that it has. min_free: what the disk is to keep free, if no YAML file says it.
     digest: refuse every bundle but that one. Raises UsageError, ConfigError, BundleError, StoreLocked or StoreError.
     """
     target = _target(path, capacity, min_free)
@@ -82,14 +82,22 @@ def _target(path: Path, capacity: str | None, min_free: str | None) -> Target:
         return Target(folder, exists, tier.capacity_bytes, tier.min_free_bytes, tier.durability, tier.payload)
     min_free_bytes = 0 if min_free is None else _bytes("--min-free", min_free)
     if exists:
-        if capacity is not None:
-            raise UsageError(f"{folder}: the store exists and keeps its capacity; leave --capacity out")
         header = header_of(folder)
+        if capacity is not None:
+            _expect_capacity(folder, header.capacity_bytes, capacity)
         payload = next(name for name, version in FORMATS.items() if version == header.format)
         return Target(folder, True, header.capacity_bytes, min_free_bytes, header.durability, payload)
     if capacity is None:
         raise UsageError(f"{folder}: there is no store; say with --capacity how much of the disk a new one may take")
     return Target(folder, False, _bytes("--capacity", capacity), min_free_bytes, "batch", "slab")
+
+
+def _expect_capacity(folder: Path, kept_bytes: int, capacity: str) -> None:
+    """Raises UsageError unless the store has what is asked for, as one has whose import is going on."""
+    if _bytes("--capacity", capacity) != kept_bytes:
+        raise UsageError(
+            f"{folder}: the store exists and keeps its capacity, {readable_bytes(kept_bytes)}; leave --capacity out"
+        )
 
 
 async def _imported(target: Target, bundle: Path, digest: str | None, quiet: bool) -> tuple[Manifest, Imported]:

@@ -294,10 +294,11 @@ def test_nothing_else_reaches_the_disk(bundle: Path, monkeypatch: pytest.MonkeyP
     reader.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"capacity": "4MiB"}, {"capacity": "4096KiB"}], ids=str)
 def test_an_interrupted_import_goes_on(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """What was written would be lost, or be written twice."""
+    """What was written would be lost, or be written twice; or the same command be refused for naming the capacity."""
     monkeypatch.setattr(importing, "BATCH_BYTES", 40_000)
     target, calls = bundle.with_name("t"), []
     real = importing.Importer._items
@@ -311,7 +312,9 @@ def test_an_interrupted_import_goes_on(
     monkeypatch.setattr(importing.Importer, "_items", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_(target, bundle, capacity="4MiB")
-    found = told(capsys, import_, target, bundle)
+    with pytest.raises(UsageError, match=r"keeps its capacity, 4MiB; leave --capacity out"):
+        import_(target, bundle, capacity="5MiB")
+    found = told(capsys, import_, target, bundle, **options)
     assert (found["imported"] + found["present"], found["present"] > 0) == (25, True)
     assert served(target) == list(range(25))
 
@@ -425,8 +428,10 @@ def test_what_must_be_said(store: Path, bundle: Path) -> None:
     """A store would be made in the wrong place, or of a size that nobody chose."""
     with pytest.raises(UsageError, match="say with --capacity"):
         import_(bundle.with_name("t"), bundle)
-    with pytest.raises(UsageError, match="keeps its capacity"):
-        import_(store, bundle, capacity="4MiB")
+    with pytest.raises(UsageError, match="keeps its capacity, 4MiB"):
+        import_(store, bundle, capacity="5MiB")
+    with pytest.raises(UsageError, match="--capacity: "):
+        import_(store, bundle, capacity="much")
     with pytest.raises(UsageError, match="--capacity: "):
         import_(bundle.with_name("t"), bundle, capacity="much")
     with pytest.raises(BundleError, match="larger than the store"):
