@@ -21,8 +21,9 @@ from kvtier.config.units import Rejected, parse_bytes, readable_bytes
 from kvtier.errors import BundleError, UsageError
 from kvtier.tiers.bundle.manifest import Manifest, digest_of
 from kvtier.tiers.bundle.reading import read_manifest
+from kvtier.tiers.lmdb.folder import UnfinishedStore, never_held
 from kvtier.tiers.lmdb.foreign import header_of
-from kvtier.tiers.lmdb.layout import FORMATS, LOCK_NAME
+from kvtier.tiers.lmdb.layout import FORMATS, LOCK_NAME, Header
 from kvtier.tiers.lmdb.settings import Settings
 from kvtier.tiers.lmdb.store import LmdbTier
 
@@ -60,8 +61,9 @@ def import_(
 ) -> int:
     """Bring the blocks of the folder `bundle` into the store in `path`, or that of a YAML file.
 
-    capacity: of a store that does not exist yet, or the one that it has. min_free: what the disk is to keep free, if no YAML file says it.
-    digest: refuse every bundle but that one. Raises UsageError, ConfigError, BundleError, StoreLocked or StoreError.
+    capacity: of a store that does not exist yet, or the one that it has. min_free: what the disk is to keep free, if no
+    YAML file says it. digest: refuse every bundle but that one. Raises UsageError, ConfigError, BundleError,
+    StoreLocked or StoreError.
     """
     target = _target(path, capacity, min_free)
     manifest, found = asyncio.run(_imported(target, bundle, digest, json_output))
@@ -75,14 +77,14 @@ def import_(
 def _target(path: Path, capacity: str | None, min_free: str | None) -> Target:
     tier = tier_of(path)
     folder = path if tier is None else tier.path
-    exists = (folder / LOCK_NAME).is_file()
+    exists = (folder / LOCK_NAME).is_file() and not never_held(folder)
     if tier is not None:
         if capacity is not None or min_free is not None:
             raise UsageError(f"{path} says what the store may take; leave --capacity and --min-free out")
         return Target(folder, exists, tier.capacity_bytes, tier.min_free_bytes, tier.durability, tier.payload)
     min_free_bytes = 0 if min_free is None else _bytes("--min-free", min_free)
-    if exists:
-        header = header_of(folder)
+    header = _header(folder) if exists else None
+    if header is not None:
         if capacity is not None:
             _expect_capacity(folder, header.capacity_bytes, capacity)
         payload = next(name for name, version in FORMATS.items() if version == header.format)
@@ -90,6 +92,14 @@ def _target(path: Path, capacity: str | None, min_free: str | None) -> Target:
     if capacity is None:
         raise UsageError(f"{folder}: there is no store; say with --capacity how much of the disk a new one may take")
     return Target(folder, False, _bytes("--capacity", capacity), min_free_bytes, "batch", "slab")
+
+
+def _header(folder: Path) -> Header | None:
+    """None of a store whose creation was cut off: it is made anew."""
+    try:
+        return header_of(folder)
+    except UnfinishedStore:
+        return None
 
 
 def _expect_capacity(folder: Path, kept_bytes: int, capacity: str) -> None:

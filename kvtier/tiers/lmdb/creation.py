@@ -62,9 +62,14 @@ def has_held(folder: Path) -> bool:
 
 def clear(folder: Path) -> None:
     """Remove all but the lock."""
-    (folder / SLAB_NAME).unlink(missing_ok=True)  # first: an index without a slab opens as an empty store
-    shutil.rmtree(folder / PAYLOAD_NAME, ignore_errors=True)
+    clear_payloads(folder)  # first: an index without a slab opens as an empty store
     shutil.rmtree(folder / INDEX_NAME, ignore_errors=True)
+
+
+def clear_payloads(folder: Path) -> None:
+    """Remove what no index names."""
+    (folder / SLAB_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder / PAYLOAD_NAME, ignore_errors=True)
 
 
 def clear_fresh(folder: Path) -> None:

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from kvtier.errors import StoreError, StoreFormatError
-from kvtier.tiers.lmdb.creation import POWER_FAILED, STATE_UNKNOWN
+from kvtier.tiers.lmdb.creation import POWER_FAILED, STATE_UNKNOWN, has_held
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, LOCK_TABLE_NAME, DamagedStore
 from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
 from kvtier.tiers.lmdb.lock import WriterState, read_state
@@ -17,18 +17,26 @@ from kvtier.tiers.lmdb.opening import power_failed
 
 _LOCKS = Path("/proc/locks")
 NOT_A_STORE = "Name the folder of an lmdb tier (its `path` in the YAML), or the YAML file"
+UNFINISHED_REMEDY = "A cache or `kvtier import` that is given this folder makes it anew"
 
 Identity = tuple[tuple[int, int] | None, ...]
 
 
+class UnfinishedStore(StoreFormatError):
+    """A folder whose maker has not come so far as to say that it is a store, or was cut off: it never had a block."""
+
+
 def expect_store(folder: Path) -> None:
-    """Raises StoreFormatError, saying why, if the folder holds no store; OSError if it cannot be looked at."""
+    """Raises StoreFormatError, saying why, if the folder holds no store (UnfinishedStore: not yet); OSError if it
+    cannot be looked at."""
     if not folder.is_dir():
         what = "it is not a folder" if folder.exists() else "no such path"
         raise StoreFormatError(str(folder), what, NOT_A_STORE)
     if not (folder / LOCK_NAME).is_file():
         what = "it is not a store" if any(folder.iterdir()) else "it is empty"
         raise StoreFormatError(str(folder), what, NOT_A_STORE)
+    if never_held(folder):
+        raise unfinished(folder)
     slab, data = (length_of(path) for path in (folder / SLAB_NAME, folder / INDEX_NAME / DATA_NAME))
     if slab and not data:
         raise DamagedStore(str(folder), "there is a slab and no index", DAMAGE_REMEDY)
@@ -64,8 +72,20 @@ def expect_trust(folder: Path, state: WriterState, durability: str, live: bool) 
     )
 
 
-def unfinished(folder: Path) -> StoreFormatError:
-    return StoreFormatError(str(folder), "its creation is not finished; it holds nothing", NOT_A_STORE)
+def never_held(folder: Path) -> bool:
+    """Whether the store's first writer has not begun yet: whatever lies there will be removed. Raises OSError."""
+    return not (folder / LOCK_NAME).stat().st_size and not has_held(folder)
+
+
+def without_header(folder: Path) -> StoreFormatError:
+    """What an index without a header means: with a slab beside it the store was one."""
+    if length_of(folder / SLAB_NAME):
+        return DamagedStore(str(folder), "the index has no header", DAMAGE_REMEDY)
+    return unfinished(folder)
+
+
+def unfinished(folder: Path) -> UnfinishedStore:
+    return UnfinishedStore(str(folder), "its creation is not finished; it holds nothing", UNFINISHED_REMEDY)
 
 
 def state_of(folder: Path) -> WriterState:

@@ -22,7 +22,7 @@ from kvtier.tiers.lmdb.folder import (
     identity_of,
     stamp_of,
     state_of,
-    unfinished,
+    without_header,
 )
 from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DamagedStore, Index
 from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, Header
@@ -62,7 +62,7 @@ def header_of(folder: Path) -> Header:
     with closing(ForeignIndex(folder, live, stamp)) as index:
         header = index.header()
     if header is None:
-        raise unfinished(folder)
+        raise without_header(folder)
     return header
 
 

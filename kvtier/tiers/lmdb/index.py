@@ -279,6 +279,7 @@ def claim_readers(folder: Path) -> None:
 
 
 def _opened(folder: Path, *, check: bool, collect: bool = False, **options: Any) -> Index:
+    """folder: the index's, within the store's."""
     data = folder / DATA_NAME
     found = Records()
     try:
@@ -286,7 +287,7 @@ def _opened(folder: Path, *, check: bool, collect: bool = False, **options: Any)
             found = check_index(data, "blocks" if collect else None)
         env = lmdb.open(str(folder), max_dbs=len(TABLES), max_readers=_READERS_MAX, **options)
     except (CorruptBlock, lmdb.Error) as error:
-        raise refused(folder, "index", error) from error
+        raise refused(folder.parent, "index", error) from error
     try:
         env.reader_check()  # whoever died before us may have filled the reader table
         index = Index(env)
@@ -294,7 +295,7 @@ def _opened(folder: Path, *, check: bool, collect: bool = False, **options: Any)
         return index
     except (CorruptBlock, lmdb.Error) as error:
         env.close()
-        raise refused(folder, "index", error) from error
+        raise refused(folder.parent, "index", error) from error
 
 
 def errno_of(error: Exception) -> int:

@@ -16,13 +16,12 @@ from kvtier.tiers.lmdb.folder import (
     expect_store,
     expect_trust,
     has_writer,
-    length_of,
     stamp_of,
     state_of,
-    unfinished,
+    without_header,
 )
 from kvtier.tiers.lmdb.foreign import ForeignIndex, RowSource
-from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore
+from kvtier.tiers.lmdb.index import DATA_NAME
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import (
     GENERATION_KEY,
@@ -31,7 +30,6 @@ from kvtier.tiers.lmdb.layout import (
     LOCK_NAME,
     NAMESPACE_KEY,
     PLACE_KEY,
-    SLAB_NAME,
     Header,
     Record,
     UnknownVersion,
@@ -103,10 +101,8 @@ class StoreReader:
             index = ForeignIndex(folder, live, stamp)
             undo.callback(index.close)
             header = index.header()
-            if header is None and not length_of(folder / SLAB_NAME):
-                raise unfinished(folder)
             if header is None:
-                raise DamagedStore(str(folder), "the index has no header", DAMAGE_REMEDY)
+                raise without_header(folder)
             if not state.pid:
                 expect_trust(folder, state, header.durability, live)
             slab = open_to_look(folder, header, live)

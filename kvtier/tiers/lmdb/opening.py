@@ -29,6 +29,7 @@ from kvtier.tiers.lmdb.creation import (
     STATE_UNKNOWN,
     clear,
     clear_fresh,
+    clear_payloads,
     has_held,
     make_folder,
     refusal,
@@ -105,7 +106,9 @@ def _open_locked(
     clear_fresh(folder)
     index, header = _open_index(folder, lock, settings)
     undo.callback(index.close)
-    if header is not None:
+    if header is None:
+        clear_payloads(folder)  # whoever was cut off here may have kept them elsewhere
+    else:
         _expect_kind(folder, header, settings)
     budget = _budget(folder, index, header, settings)
     header = _header_now(header, budget, settings)

@@ -18,7 +18,7 @@ import lmdb
 from kvtier.errors import StoreError
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST
 from kvtier.tiers.lmdb.creation import refusal, sync_names
-from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, unfinished
+from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, without_header
 from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import FRESH_NAME, INDEX_NAME, PAYLOAD_NAME, Header
@@ -82,7 +82,7 @@ class Upkeep:
                 undo.callback(index.close)
                 header = read_header(folder, index)
                 if header is None:
-                    raise unfinished(folder)
+                    raise without_header(folder)
                 if not lock.before.pid:
                     expect_trust(folder, lock.before, header.durability, live=False)
                 slab = open_to_mend(folder, header, DURABILITY)
