@@ -31,6 +31,7 @@ STORES_MAX = 2
 STORES_TO_DISK_MAX = 4
 BACKOFF_FIRST_S = 0.1
 BACKOFF_LAST_S = 10.0
+FLUSH_FAILURES_MAX = 6  # of the disk in a row, after which a flush is over: behind pauses of 3.1 s in all
 STARVED_S = 1.0  # after a refusal for room: by then others may have given some back
 SLACK_DIVISOR = 8  # places kept free for the next batch: at most this part of the tier
 
@@ -268,11 +269,16 @@ class Demotions:
     # ------------------------------------------------------------ results
 
     def blocked(self, tier: int, now_s: float) -> None:
-        """The tier failed: leave it alone for a while, twice as long each time in a row."""
+        """The tier failed: leave it alone for a while, twice as long each time in a row. A flush has one try behind
+        each pause, for all that it owes: one by one its blocks would take as long as there are many."""
         level = self._residency.levels[tier]
+        level.setbacks += 1
+        if level.failures and now_s < level.blocked_until_s:
+            return  # it was under way when the pause began
         level.blocked_until_s = now_s + min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2**level.failures)
         level.failures += 1
-        level.setbacks += 1
+        if level.failures >= FLUSH_FAILURES_MAX:
+            self.flushes.give_up()
 
     def recovered(self, tier: int) -> None:
         level = self._residency.levels[tier]

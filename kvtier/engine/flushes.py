@@ -68,6 +68,11 @@ class Flushes:
             if self._attempts[handle] >= ATTEMPTS_MAX:
                 self.settle(handle, failed=True)
 
+    def give_up(self) -> None:
+        """The disk takes nothing: all that is owed has failed."""
+        for handle in list(self._owed):
+            self.settle(handle, failed=True)
+
     def settle(self, handle: int, *, failed: bool) -> None:
         """The block is owed no more."""
         del self._owed[handle]

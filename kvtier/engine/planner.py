@@ -233,10 +233,10 @@ class Planner:
 
     def _note_target(self, tier: int, outcomes: tuple[Outcome, ...], now_s: float) -> None:
         statuses = {outcome.status for outcome in outcomes}
-        if Status.FAILED in statuses:
-            self.demotions.blocked(tier, now_s)
-        elif Status.DONE in statuses:
+        if Status.DONE in statuses:
             self.demotions.recovered(tier)
+        if Status.FAILED in statuses:
+            self.demotions.blocked(tier, now_s)  # if it took some of it, as for the first time
         if Status.NO_ROOM in statuses:
             self._residency.levels[tier].starved_until_s = now_s + STARVED_S
 

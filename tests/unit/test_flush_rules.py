@@ -58,6 +58,97 @@ def test_a_disk_that_goes_on_failing_ends_a_flush():
     engine.check()
 
 
+def seconds_of_a_flush(engine):
+    """How long it takes if time passes only where the engine waits for it, and how it ended."""
+    started_s = engine.clock.now()
+    ticket = engine.core.submit_flush()
+    for _ in range(1000):
+        engine.run()
+        if ticket in engine.answers:
+            return engine.clock.now() - started_s, engine.answers.pop(ticket)
+        engine.clock.advance(engine.core.wake_at_s(engine.clock.now()) - engine.clock.now())
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("blocks", [8, 48])
+def test_a_flush_to_a_disk_that_fails_at_once_does_not_grow_with_what_is_dirty(blocks):
+    """Stopping a server whose disk is gone takes hours: each batch of host memory waits three times for a pause."""
+    disk = DictTier()
+    engine = make_engine(gpu=64, host=64, disk=disk, watermarks=(0.01, 0.02))
+    disk.fail_write = Status.FAILED
+    dirty(engine, blocks // 4)
+    seconds, answer = seconds_of_a_flush(engine)
+    assert answer == Flushed(blocks, blocks)
+    assert seconds < 4.0
+    for _ in range(8):
+        seconds, answer = seconds_of_a_flush(engine)  # it has failed for long
+        assert answer == Flushed(blocks, blocks)
+        assert seconds <= 10.5, "one try, behind the longest pause"
+    disk.fail_write = None
+    seconds, answer = seconds_of_a_flush(engine)
+    assert answer == Flushed(blocks, 0)
+    engine.check()
+
+
+def test_batches_that_fail_together_are_one_failure():
+    """Four batches that are under way at once leave a disk alone for eight times as long as one; or a flush gives up
+    after two tries."""
+    disk = DictTier()
+    engine = make_engine(gpu=64, host=64, disk=disk, watermarks=(0.01, 0.02))
+    disk.fail_write = Status.FAILED
+    dirty(engine, 12)
+    engine.core.submit_flush()
+    engine.run()
+    level = engine.core.residency.levels[-1]
+    assert engine.core.planner.stats(2)["circuit"] == "closed"
+    assert level.setbacks >= 2
+    assert (level.failures, round(level.blocked_until_s - engine.clock.now(), 6)) == (1, 0.1)
+
+
+def test_a_disk_that_refuses_some_blocks_stores_the_others():
+    """A few bad pages make a flush wait ten seconds for each batch, or give up what could be stored."""
+    disk = DictTier()
+    engine = make_engine(gpu=64, host=64, disk=disk, watermarks=(0.01, 0.02))
+    dirty(engine, 12)
+    real, bad = disk.write, set()
+
+    def some(batch):
+        ends = real(batch)
+        for place, item in enumerate(batch.items):
+            if item.key[8] % 4 == 0:
+                bad.add(item.key)
+                ends[place] = Outcome(Status.FAILED, detail="a bad page")
+        return ends
+
+    disk.write = some
+    seconds, answer = seconds_of_a_flush(engine)
+    assert len(bad) > 8
+    assert answer == Flushed(48, len(bad))
+    assert seconds < 4.0
+
+
+def test_a_disk_that_refused_a_part_is_left_alone_for_a_moment():
+    """A disk that begins to fail is given everything again at once; or a pause grows though it stores most."""
+    disk = DictTier()
+    engine = make_engine(gpu=16, host=64, disk=disk, watermarks=(0.01, 0.02))
+    real, level = disk.write, engine.core.residency.levels[-1]
+
+    def all_but_one(batch):
+        ends = real(batch)
+        if len(batch.items) > 1:
+            ends[0] = Outcome(Status.FAILED, detail="a bad page")
+        return ends
+
+    disk.write = all_but_one
+    for number in range(3):
+        serve(engine, prompt(number, 4))
+        engine.core.submit_flush()
+        engine.run()
+        assert disk.used_bytes() > 0
+        assert (level.failures, round(level.blocked_until_s - engine.clock.now(), 6)) == (1, 0.1)
+        engine.clock.advance(0.1)
+
+
 def test_a_host_tier_that_others_hold_is_passed_by():
     """A caller that flushes before it has released its matches waits for their TTL."""
     disk = DictTier()
