@@ -13,10 +13,13 @@ from types import SimpleNamespace
 import lmdb
 import pytest
 
+from kvtier.cli.cmd_fsck import fsck
+from kvtier.cli.cmd_inspect import inspect
 from kvtier.errors import ConfigError, StoreError, StoreFormatError, StoreLocked
 from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb import committing
 from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.foreign import header_of
 from kvtier.types import Status
 
 DONE = Status.DONE
@@ -40,6 +43,10 @@ def refusing(call: Callable[..., object], code: int, name: str) -> Callable[...,
         (errno.EPERM, "Give this user the folder"),
         (errno.EROFS, "Mount it for writing"),
         (errno.EIO, "The disk fails"),
+        (errno.EBADMSG, "The filesystem finds itself damaged"),
+        (errno.EUCLEAN, "The filesystem finds itself damaged"),
+        (errno.EMFILE, r"raise the limit \(ulimit -n\)"),
+        (errno.ENXIO, "The device is not there"),
         (errno.ENOSPC, r"iB free, a store without blocks takes 256KiB\. Make room on the disk"),
     ],
 )
@@ -112,6 +119,47 @@ def test_paths_that_are_no_folders(tmp_path: Path) -> None:
             StoreDriver(tmp_path / name)
     assert not (tmp_path / "gone").exists()
     assert (tmp_path / "file").read_text() == "x"
+
+
+PLACES = ["lock", "slab", "index", "index/data.mdb", "index/lock.mdb", "payload", "payload/data.mdb"]
+
+
+@pytest.mark.parametrize("place", [*PLACES, "payload/lock.mdb"])
+def test_what_is_no_plain_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    """A verb would wait for a pipe for ever, or the user read of illegal seeks and be sent to look at permissions."""
+    folder = tmp_path / "s"
+    store = StoreDriver(folder, payload="inline" if place.startswith("payload") else "slab")
+    store.write([1])
+    store.close()
+    kind = "folder" if place in ("index", "payload") else "file"
+    (folder / place).rename(tmp_path / "away")
+    os.mkfifo(folder / place)
+    says = rf"{folder}: its {place} is no {kind}\. Move that away"
+    for verb in (store._open, lambda: fsck(folder), lambda: fsck(folder, mend=True), lambda: header_of(folder)):
+        with pytest.raises(StoreError, match=says) as caught:
+            verb()
+        assert not isinstance(caught.value, StoreFormatError)
+    assert inspect(folder) == 2
+    assert f"its {place} is no {kind}" in capsys.readouterr().err
+    (folder / place).unlink()
+    (tmp_path / "away").rename(folder / place)
+    store.tier = store._open()
+    assert store.read([1]) == [DONE]
+    store.close()
+
+
+def test_an_address_space_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user would be told to mend that, and not what."""
+
+    def refused(*args: object, **options: object) -> None:
+        error = lmdb.MemoryError("Cannot allocate memory")
+        error.code = errno.ENOMEM
+        raise error
+
+    StoreDriver(tmp_path / "s").close()
+    monkeypatch.setattr(lmdb, "open", refused)
+    with pytest.raises(StoreError, match=r"the index cannot be opened: .*allow this process more addresses"):
+        StoreDriver(tmp_path / "s")
 
 
 def test_a_missing_parent_is_made(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 Owns nothing. Units: bytes.
 """
 
-import errno
 import logging
 import os
 import shutil
@@ -12,8 +11,9 @@ from pathlib import Path
 from kvtier.config.units import readable_bytes
 from kvtier.errors import StoreError, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import NO_SPACE, free_bytes
-from kvtier.tiers.lmdb.index import DATA_NAME
+from kvtier.tiers.lmdb.index import DATA_NAME, LOCK_TABLE_NAME
 from kvtier.tiers.lmdb.layout import FRESH_NAME, INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
+from kvtier.tiers.lmdb.remedies import remedy_of
 from kvtier.types import PAGE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -22,19 +22,6 @@ NEW_STORE_BYTES = 256 << 10  # what a store without blocks takes: lock, reader t
 POWER_FAILED = "the machine went down under durability none"
 STATE_UNKNOWN = "the lock file does not say how the last writer left, which durability none needs"
 _HARMLESS = {LOCK_NAME, "lost+found"}  # of someone who opens it just now; in the root of a fresh filesystem
-_PERMISSION = "Give this user the folder (chown), or name another one"
-_REMEDIES = {
-    errno.EACCES: _PERMISSION,
-    errno.EPERM: _PERMISSION,
-    errno.EROFS: "Mount it for writing, or name a folder elsewhere: the cache must be able to write there",
-    errno.ENOTDIR: "Part of the path is a file: name a folder",
-    errno.EEXIST: "A link there leads nowhere: make its target, or name another folder",
-    errno.ELOOP: "Its links lead back to themselves: name a real folder",
-    errno.ENAMETOOLONG: "Use a shorter path",
-    errno.ENOLCK: "The filesystem cannot lock files, and two writers would ruin a store: use a local disk",
-    errno.EOPNOTSUPP: "The filesystem lacks what a store needs: use a local disk",
-    errno.EIO: "The disk fails: see the kernel's log",
-}
 
 
 def make_folder(folder: Path) -> None:
@@ -46,6 +33,18 @@ def make_folder(folder: Path) -> None:
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
+
+
+def expect_plain(folder: Path) -> None:
+    """Raises StoreError if something else lies where a file or folder of the store belongs: a pipe would be waited for,
+    a device be written to. Raises OSError if that cannot be told."""
+    tables = INDEX_NAME, PAYLOAD_NAME
+    within = [f"{table}/{name}" for table in tables for name in (DATA_NAME, LOCK_TABLE_NAME, FRESH_NAME)]
+    for name in (*tables, LOCK_NAME, SLAB_NAME, *within):  # folders first: else what lies in one that is none
+        path = folder / name
+        right, what = (path.is_dir(), "folder") if name in tables else (path.is_file(), "file")
+        if not right and path.exists():
+            raise StoreError(str(folder), f"its {name} is no {what}", "Move that away, or name another folder")
 
 
 def wipe(folder: Path, why: str) -> None:
@@ -103,5 +102,4 @@ def refusal(folder: Path, error: OSError) -> StoreError:
             f"{readable_bytes(NEW_STORE_BYTES)}"
         )
         return StoreError(str(folder), problem, "Make room on the disk, or name a folder on another one")
-    remedy = _REMEDIES.get(error.errno or 0, "Check its permissions and its disk")
-    return StoreError(str(folder), problem, remedy)
+    return StoreError(str(folder), problem, remedy_of(error.errno))

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from kvtier.errors import StoreError, StoreFormatError
-from kvtier.tiers.lmdb.creation import POWER_FAILED, STATE_UNKNOWN, has_held
+from kvtier.tiers.lmdb.creation import POWER_FAILED, STATE_UNKNOWN, expect_plain, has_held
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, LOCK_TABLE_NAME, DamagedStore
 from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, PAYLOAD_NAME, SLAB_NAME
 from kvtier.tiers.lmdb.lock import WriterState, read_state
@@ -32,9 +32,10 @@ def expect_store(folder: Path) -> None:
     if not folder.is_dir():
         what = "it is not a folder" if folder.exists() else "no such path"
         raise StoreFormatError(str(folder), what, NOT_A_STORE)
-    if not (folder / LOCK_NAME).is_file():
+    if not (folder / LOCK_NAME).exists():
         what = "it is not a store" if any(folder.iterdir()) else "it is empty"
         raise StoreFormatError(str(folder), what, NOT_A_STORE)
+    expect_plain(folder)
     if never_held(folder):
         raise unfinished(folder)
     slab, data = (length_of(path) for path in (folder / SLAB_NAME, folder / INDEX_NAME / DATA_NAME))

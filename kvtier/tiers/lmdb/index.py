@@ -22,6 +22,7 @@ from kvtier.tiers.lmdb.blockfile import claim, disk_bytes
 from kvtier.tiers.lmdb.layout import TABLES
 from kvtier.tiers.lmdb.pages import check_index
 from kvtier.tiers.lmdb.records import Records
+from kvtier.tiers.lmdb.remedies import remedy_of
 from kvtier.types import PAGE_BYTES
 
 # durability -> (sync, metasync). Syncing by hand after commits without sync=True is not the same: it lost whole
@@ -309,5 +310,6 @@ def refused(folder: Path, what: str, error: Exception) -> StoreError:
     if isinstance(error, lmdb.Error) and "already open" in str(error):
         return StoreFormatError(str(folder), "this process has the store open already", "Look at it from another one")
     if isinstance(error, _NOT_DAMAGE) or errno_of(error) not in (0, errno.EINVAL):
-        return StoreError(str(folder), f"the {what} cannot be opened: {error}", "Mend that and try again")
+        remedy = remedy_of(errno_of(error), "Mend that and try again")
+        return StoreError(str(folder), f"the {what} cannot be opened: {error}", remedy)
     return DamagedStore(str(folder), f"the {what} cannot be read: {error}", DAMAGE_REMEDY)

@@ -30,6 +30,7 @@ from kvtier.tiers.lmdb.creation import (
     clear,
     clear_fresh,
     clear_payloads,
+    expect_plain,
     has_held,
     make_folder,
     refusal,
@@ -76,6 +77,7 @@ def open_store(
             if free_bytes(folder) < NEW_STORE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             make_folder(folder)
+        expect_plain(folder)
         with ExitStack() as undo:
             lock = StoreLock.acquire(folder)
             undo.callback(lock.release)
