@@ -1,12 +1,15 @@
 """Capacity is split so that the folder never outgrows it."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier.errors import ConfigError
+from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb.budget import EXTENT_BYTES_MAX, EXTENTS_MAX, FILESYSTEM_SHARE, OVERHEAD_BYTES, SLOTS_MIN, split
-from kvtier.types import PAGE_BYTES, page_aligned
+from kvtier.types import PAGE_BYTES, Status, page_aligned
 
 
 @given(st.integers(1, 1 << 42), st.integers(1, 1 << 28))
@@ -80,3 +83,33 @@ def test_extents_follow_the_disk(capacity: int, length: int, reachable: int) -> 
     least = page_aligned(capacity // EXTENTS_MAX)
     assert stride <= budget.extent_bytes <= max(stride, min(EXTENT_BYTES_MAX, max(share, least)))
     assert budget.extents_max <= max(EXTENTS_MAX, capacity // EXTENT_BYTES_MAX)
+
+
+@pytest.mark.parametrize("capacity", [(1 << 62) + 1, 1 << 64, 1 << 70])
+def test_no_header_can_say_more(tmp_path: Path, capacity: int) -> None:
+    """The store would be created, and nobody could ever read its header again."""
+    with pytest.raises(ConfigError, match=r"EiB are more than a store can have\. Use 4EiB at most") as caught:
+        StoreDriver(tmp_path / "s", capacity_bytes=capacity)
+    assert caught.value.path == "tier disk.capacity"
+    assert not (tmp_path / "s").exists()
+    store = StoreDriver(tmp_path / "s", capacity_bytes=1 << 62)
+    store.write([1])
+    ended = store.tier.change_capacity(capacity)
+    assert (ended.status, "more than a store can have" in ended.detail) == (Status.FAILED, True)
+    assert store.tier.capacity_bytes == 1 << 62
+    store.reopen(capacity_bytes=512 << 20)
+    assert store.read([1]) == [Status.DONE]
+    store.close()
+
+
+def test_no_process_can_map_more(tmp_path: Path) -> None:
+    """A user would be told to mend what nobody can, and find a folder that is no store; or a live cache would lose its
+    payloads to a map that cannot be."""
+    with pytest.raises(ConfigError, match=r"payload: inline are more.*Use 100TiB at most, or payload: slab"):
+        StoreDriver(tmp_path / "s", payload="inline", capacity_bytes=(100 << 40) + 1)
+    assert not (tmp_path / "s").exists()
+    store = StoreDriver(tmp_path / "s", payload="inline", capacity_bytes=100 << 40)
+    store.write([1])
+    assert store.tier.change_capacity(200 << 40).status is Status.FAILED
+    assert store.read([1]) == [Status.DONE]
+    store.close()

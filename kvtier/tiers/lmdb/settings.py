@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtier.config.units import readable_bytes
+from kvtier.config.units import BYTES_MAX, readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
 from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES, Budget, split
@@ -17,6 +17,9 @@ from kvtier.tiers.lmdb.inline_file import SLOTS_SHARE
 from kvtier.tiers.lmdb.layout import FORMATS, LENGTH_BYTES_MAX
 from kvtier.tiers.lmdb.payload_table import DELETE_RESERVE_BYTES
 from kvtier.types import PAGE_BYTES, page_aligned
+
+# Three fifths are LMDB's map, which must fit into the 128 TiB that a process has addresses for, beside all else.
+INLINE_BYTES_MAX = 100 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Settings:
 
     def budget_beside(self, extent_bytes: int, index_bytes: int, lent_extents: int) -> Budget:
         """The split of the capacity for a store that has these extents and this index. Raises ConfigError."""
+        self.check_capacity()
         return split(
             self.budget_bytes,
             self.length_bytes_max,
@@ -77,8 +81,21 @@ class Settings:
             )
         if self.io_threads < 1:
             raise ConfigError(self.where, f"{self.io_threads} I/O threads", "Use at least 1")
+        self.check_capacity()
         if self.min_free_bytes < 0:
             raise ConfigError(f"{self.where}.min_free", f"min_free of {self.min_free_bytes} bytes", "Use 0 or more")
+
+    def check_capacity(self) -> None:
+        """Raises ConfigError for one that no header can say, or no process map; too small ones are for `split`."""
+        most_bytes = INLINE_BYTES_MAX if self.payload == "inline" else BYTES_MAX
+        if self.capacity_bytes > most_bytes:
+            of_inline = " with payload: inline" if self.payload == "inline" else ""
+            most = readable_bytes(most_bytes)
+            raise ConfigError(
+                f"{self.where}.capacity",
+                f"{readable_bytes(self.capacity_bytes)}{of_inline} are more than a store can have",
+                f"Use {most} at most{', or payload: slab' if of_inline else ''}",
+            )
 
     def check_new(self) -> None:
         """As `check`, of a store that does not exist yet: its capacity must do for some blocks."""
