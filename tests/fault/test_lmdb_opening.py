@@ -315,12 +315,42 @@ def test_torn_meta_pages(tmp_path: Path, torn: list[int], seed: int) -> None:
     store.close()
 
 
-def test_a_store_that_vanishes_while_open(tmp_path: Path) -> None:
-    """Deleting a running cache's folder would take the server with it."""
+@pytest.mark.parametrize("payload", ["slab", "inline"])
+@pytest.mark.parametrize("part", ["", "slab or payload/data.mdb", "index/data.mdb"])
+def test_a_store_that_vanishes_while_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, payload: str, part: str
+) -> None:
+    """Deleting a running cache's folder would take the server with it; or everybody believe that what is stored since
+    is kept."""
+    store = StoreDriver(tmp_path / "s", payload=payload)
+    store.write([1])
+    assert store.tier.notes == []
+    if part:
+        (tmp_path / "s" / part.split(" or ")[payload == "inline" and " or " in part]).unlink()
+    else:
+        shutil.rmtree(tmp_path / "s")
+    assert store.read([1]) == [DONE]
+    for number in (2, 3):
+        assert store.write([number]) == [DONE]
+        assert [note.partition(" while")[0] for note in store.tier.notes] == ["its files were deleted"]
+    store.close()
+    assert [record.levelname for record in caplog.records if "were deleted" in record.getMessage()] == ["ERROR"]
+    assert (tmp_path / "s").exists() == bool(part)
+
+
+def test_a_store_that_vanishes_while_nothing_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An idle cache whose folder was deleted would close as if its blocks were kept."""
     store = StoreDriver(tmp_path / "s")
     store.write([1])
     shutil.rmtree(tmp_path / "s")
-    assert store.read([1]) == [DONE]
-    assert store.write([2]) == [DONE]
     store.close()
-    assert not (tmp_path / "s").exists()
+    assert "its files were deleted" in caplog.text
+
+
+def test_a_moved_store_is_not_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who moves a folder would read that its blocks are lost."""
+    store = StoreDriver(tmp_path / "s")
+    (tmp_path / "s").rename(tmp_path / "moved")
+    store.write([1])
+    store.close()
+    assert "deleted" not in caplog.text

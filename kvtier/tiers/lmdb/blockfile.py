@@ -114,6 +114,9 @@ class BlockFile:
         """What the filesystem has claimed for this file."""
         return disk_bytes(self._fd)
 
+    def is_deleted(self) -> bool:
+        return is_deleted(self._fd)
+
     def disk_free_bytes(self) -> int:
         """What the filesystem has left for us. Raises OSError."""
         filesystem = os.fstatvfs(self._fd)
@@ -162,6 +165,14 @@ def free_bytes(folder: Path) -> int:
 def disk_bytes(fd: int) -> int:
     """What the filesystem has claimed for a file."""
     return os.fstat(fd).st_blocks * _SECTOR_BYTES
+
+
+def is_deleted(fd: int) -> bool:
+    """Whether an open file has no name any more: it ends when it is closed. One that was moved has."""
+    try:
+        return os.fstat(fd).st_nlink == 0
+    except OSError:
+        return False
 
 
 def claim(fd: int, length: int) -> None:

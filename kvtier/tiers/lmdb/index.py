@@ -18,7 +18,7 @@ from typing import Any
 import lmdb
 
 from kvtier.errors import CorruptBlock, StoreError, StoreFormatError
-from kvtier.tiers.lmdb.blockfile import claim, disk_bytes
+from kvtier.tiers.lmdb.blockfile import claim, disk_bytes, is_deleted
 from kvtier.tiers.lmdb.layout import TABLES
 from kvtier.tiers.lmdb.pages import check_index
 from kvtier.tiers.lmdb.records import Records
@@ -161,6 +161,10 @@ class Index:
     def disk_bytes(self) -> int:
         """What the filesystem has claimed for the file."""
         return disk_bytes(self._data)
+
+    def is_deleted(self) -> bool:
+        """Whether the file has no name any more."""
+        return is_deleted(self._data)
 
     def map_bytes(self) -> int:
         return int(self._env.info()["map_size"])

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kvtier.tiers.lmdb.blockfile import claim
+from kvtier.tiers.lmdb.blockfile import claim, is_deleted
 from kvtier.tiers.lmdb.payload_table import PayloadTable
 
 SLOTS_SHARE = 2, 5  # of the capacity is for slots and index; the rest is LMDB's, half as much again
@@ -85,6 +85,9 @@ class InlineFile:
 
     def disk_bytes(self) -> int:
         return self._table.disk_bytes()
+
+    def is_deleted(self) -> bool:
+        return is_deleted(self._table.fd)
 
     def disk_free_bytes(self) -> int:
         return self._table.disk_free_bytes()

@@ -36,7 +36,8 @@ class OpenStore:
     """The parts of an open store. The writer's thread changes them; readers look at index, slab and names.
 
     settled: what was found at opening is written down. Until it is, on a full disk, the store can only be read.
-    punches: the filesystem takes back parts of a file. notes: what was had only in part, in sentences.
+    deleted: somebody has removed its files. punches: the filesystem takes back parts of a file. notes: what was had
+    only in part, in sentences.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class OpenStore:
     punches: bool
     notes: list[str] = field(default_factory=list)
     settled: bool = False
+    deleted: bool = False
     _unreturned: dict[int, None] = field(default_factory=dict)  # extents whose disk could not be given back yet
     _touched: bool = False  # something was committed since the opening
 
@@ -114,6 +116,17 @@ class OpenStore:
             _log.warning("%s: readers of the index cannot be looked at: %s", self.folder, error)
             return inline
 
+    def note_deletion(self) -> None:
+        """Say, once, that somebody has deleted the files: they go on until they are closed, and nobody finds them."""
+        if self.deleted or not (self.index.is_deleted() or self.slab.file.is_deleted()):
+            return
+        self.deleted = True
+        self.notes.append(
+            "its files were deleted while it was open: blocks can be read and written until it is closed, and are lost "
+            "then; open the cache anew to have a store again"
+        )
+        _log.error("%s: %s", self.folder, self.notes[-1])
+
     def return_disk(self, extents: Iterable[int]) -> None:
         """Give the disk of extents that are not lent back: punch them, or end the file where the last lent one does.
 
@@ -138,6 +151,7 @@ class OpenStore:
 
     def close(self) -> None:
         """Make everything durable, say that it is, and let go. Errors on the way leave the store unclean."""
+        self.note_deletion()
         with ExitStack() as undo:
             undo.callback(self.lock.release)
             undo.callback(self.index.close)

@@ -227,6 +227,7 @@ class Room:
     def refresh(self) -> None:
         """Ask the filesystem again what it has left, for `left` and `excess_bytes`. After every batch."""
         store = self._store
+        store.note_deletion()
         self._check_readers()
         store.return_rest()
         if self.reserve_used:
