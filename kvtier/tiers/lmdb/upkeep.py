@@ -19,7 +19,7 @@ from kvtier.errors import StoreError
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST
 from kvtier.tiers.lmdb.creation import refusal, sync_names
 from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, without_header
-from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index
+from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, LOCK_TABLE_NAME, Change, DamagedStore, Index
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.layout import FRESH_NAME, INDEX_NAME, PAYLOAD_NAME, Header
 from kvtier.tiers.lmdb.lock import StoreLock, WriterState, boot_id
@@ -128,6 +128,9 @@ class Upkeep:
             problem = f"the {folder.name} stays as it is: {error}"
             raise StoreError(str(self.folder), problem, "Make room on the disk") from error
         table.close()
+        # A look that began beside an earlier writer may still hold the reader table, which then says to whoever opens
+        # next how many transactions the old file has seen: by that LMDB would choose the new one's empty head.
+        (folder / LOCK_TABLE_NAME).unlink(missing_ok=True)
         fresh.replace(folder / DATA_NAME)
         sync_names(self.folder)
 
