@@ -21,6 +21,7 @@ from kvtier.allocator.extents import ExtentAllocator
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.errors import ConfigError, CorruptBlock, StoreFormatError
 from kvtier.notices import say_once
+from kvtier.tiers.lmdb.anew import write_anew
 from kvtier.tiers.lmdb.blockfile import NO_DIRECT, BlockFile, free_bytes
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST, Budget, split
 from kvtier.tiers.lmdb.creation import (
@@ -35,6 +36,7 @@ from kvtier.tiers.lmdb.creation import (
     make_folder,
     refusal,
     sync_folder,
+    sync_names,
     wipe,
 )
 from kvtier.tiers.lmdb.index import DAMAGE_REMEDY, DATA_NAME, DamagedStore, Index, IndexFull, refused
@@ -63,6 +65,8 @@ from kvtier.tiers.lmdb.upgrades import UPGRADES, upgrade
 from kvtier.types import PAGE_BYTES
 
 _log = logging.getLogger(__name__)
+
+OUTGROWN_TIMES, OUTGROWN_BYTES = 2, 1 << 20  # of free pages that commits leave, there are far fewer
 
 
 def open_store(
@@ -231,7 +235,22 @@ def _open_index(folder: Path, lock: StoreLock, settings: Settings) -> tuple[Inde
         index.close()
         wipe(folder, STATE_UNKNOWN)
         return Index.open(data.parent, settings.durability, INDEX_BYTES_FIRST), None
-    return index, header
+    return (index if header is None else _fitting(folder, index, settings)), header
+
+
+def _fitting(folder: Path, index: Index, settings: Settings) -> Index:
+    """The index, written anew if it is far larger than its rows: while somebody's look stands still in a transaction no
+    page is used again, and what the index takes meanwhile no extent gets back. As it is where there is no room."""
+    if index.file_bytes() < OUTGROWN_TIMES * index.used_bytes() + OUTGROWN_BYTES:
+        return index
+    try:
+        write_anew(folder / INDEX_NAME, index)
+        sync_names(folder)
+    except (OSError, lmdb.Error) as error:
+        _log.warning("%s: its index stays larger than it need be: %s", folder, error)
+    index.close()
+    data = folder / INDEX_NAME / DATA_NAME
+    return Index.open(data.parent, settings.durability, _map_bytes(data))
 
 
 def _map_bytes(data: Path) -> int:

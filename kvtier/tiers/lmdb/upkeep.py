@@ -16,12 +16,13 @@ from pathlib import Path
 import lmdb
 
 from kvtier.errors import StoreError
+from kvtier.tiers.lmdb.anew import write_anew
 from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_FIRST
 from kvtier.tiers.lmdb.creation import refusal, sync_names
 from kvtier.tiers.lmdb.folder import expect_access, expect_store, expect_trust, without_header
-from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, LOCK_TABLE_NAME, Change, DamagedStore, Index
+from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DATA_NAME, Change, DamagedStore, Index
 from kvtier.tiers.lmdb.inline import InlineSlab
-from kvtier.tiers.lmdb.layout import FRESH_NAME, INDEX_NAME, PAYLOAD_NAME, Header
+from kvtier.tiers.lmdb.layout import INDEX_NAME, PAYLOAD_NAME, Header
 from kvtier.tiers.lmdb.lock import StoreLock, WriterState, boot_id
 from kvtier.tiers.lmdb.offline import StoreReader
 from kvtier.tiers.lmdb.opening import read_header
@@ -113,25 +114,11 @@ class Upkeep:
             self._replace(self.folder / PAYLOAD_NAME, self.slab)
 
     def _replace(self, folder: Path, table: Index | InlineSlab) -> None:
-        """The new file has all its bytes on the disk before it gets the old one's name."""
-        fresh = folder / FRESH_NAME
         try:
-            fresh.unlink(missing_ok=True)  # of one that was interrupted
-            fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                table.copy_to(fd)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            write_anew(folder, table)
         except (OSError, lmdb.Error) as error:
-            fresh.unlink(missing_ok=True)
             problem = f"the {folder.name} stays as it is: {error}"
             raise StoreError(str(self.folder), problem, "Make room on the disk") from error
-        table.close()
-        # A look that began beside an earlier writer may still hold the reader table, which then says to whoever opens
-        # next how many transactions the old file has seen: by that LMDB would choose the new one's empty head.
-        (folder / LOCK_TABLE_NAME).unlink(missing_ok=True)
-        fresh.replace(folder / DATA_NAME)
         sync_names(self.folder)
 
     def renew_state(self) -> bool:
