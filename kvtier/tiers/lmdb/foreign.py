@@ -24,7 +24,7 @@ from kvtier.tiers.lmdb.folder import (
     state_of,
     without_header,
 )
-from kvtier.tiers.lmdb.index import CHUNK_ROWS, DAMAGE_REMEDY, DamagedStore, Index
+from kvtier.tiers.lmdb.index import CHUNK_ROWS, Index, refused
 from kvtier.tiers.lmdb.layout import INDEX_NAME, LOCK_NAME, Header
 from kvtier.tiers.lmdb.opening import read_header
 
@@ -135,5 +135,5 @@ class ForeignIndex:
             yield
         except lmdb.Error as error:
             self.expect_undisturbed()
-            raise DamagedStore(str(self.folder), f"the index cannot be read: {error}", DAMAGE_REMEDY) from error
+            raise refused(self.folder, "index", error) from error
         self.expect_undisturbed()

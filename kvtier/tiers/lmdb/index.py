@@ -7,9 +7,11 @@ Units: bytes.
 """
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,11 +21,14 @@ import lmdb
 
 from kvtier.errors import CorruptBlock, StoreError, StoreFormatError
 from kvtier.tiers.lmdb.blockfile import claim, disk_bytes, is_deleted
+from kvtier.tiers.lmdb.environment import Opening
 from kvtier.tiers.lmdb.layout import TABLES
 from kvtier.tiers.lmdb.pages import check_index
 from kvtier.tiers.lmdb.records import Records
 from kvtier.tiers.lmdb.remedies import remedy_of
 from kvtier.types import PAGE_BYTES
+
+_log = logging.getLogger(__name__)
 
 # durability -> (sync, metasync). Syncing by hand after commits without sync=True is not the same: it lost whole
 # indexes in simulated power cuts. writemap is never used: power loss would corrupt the file.
@@ -64,6 +69,8 @@ class Index:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._opening: Opening | None = None
+        self._map_bytes = int(env.info()["map_size"])  # known also when LMDB has failed
         self._found = Records()  # at the opening
         self._data = -1  # the file that LMDB keeps its pages in, if we may write
         self._gate = threading.Lock()  # LMDB must not change its map while a transaction of ours reads it
@@ -73,9 +80,7 @@ class Index:
         readonly = env.flags()["readonly"]
         if missing and readonly:
             raise CorruptBlock(f"the index lacks its table {missing[0]}")
-        self._tables = {
-            name: self._following(partial(env.open_db, name.encode(), create=not readonly)) for name in TABLES
-        }
+        self._tables = self._open_tables(create=not readonly)
 
     @classmethod
     def open(cls, folder: Path, durability: str, index_bytes: int) -> "Index":
@@ -167,7 +172,8 @@ class Index:
         return is_deleted(self._data)
 
     def map_bytes(self) -> int:
-        return int(self._env.info()["map_size"])
+        """The hard limit of the file. No I/O, never raises."""
+        return self._map_bytes
 
     # ------------------------------------------------------------ writes
 
@@ -217,9 +223,20 @@ class Index:
         claim(self._data, index_bytes)
 
     def grow(self, index_bytes: int) -> None:
-        """Set the hard limit of the file. Raises lmdb.Error."""
+        """Set the hard limit of the file. Raises lmdb.Error; it is what it was then."""
         with self._gate:
-            self._env.set_mapsize(index_bytes)
+            try:
+                self._env.set_mapsize(index_bytes)
+            except lmdb.Error:
+                self._open_again()
+                raise
+            self._map_bytes = int(self._env.info()["map_size"])
+
+    def claim_only(self, index_bytes: int) -> None:
+        """Let go of the disk that is claimed behind the file's first bytes, and its end. Never raises."""
+        with suppress(OSError):
+            os.truncate(self._data, os.fstat(self._data).st_size)
+            self.claim(index_bytes)
 
     def trim(self) -> None:
         """Give back what was claimed and never used, and forbid to use it. Raises OSError, lmdb.Error."""
@@ -240,6 +257,19 @@ class Index:
         if self._data >= 0:
             os.close(self._data)
             self._data = -1
+
+    def _open_again(self) -> None:
+        """LMDB has closed the environment: go on as before, or, if that fails, let every call raise lmdb.Error."""
+        if self._opening is None:
+            return
+        try:
+            self._env = self._opening.again(self._env, self._data, self._map_bytes)
+            self._tables = self._open_tables(create=False)
+        except (OSError, lmdb.Error) as error:
+            _log.error("%s: the index is closed: %s", self._opening.data, error)
+
+    def _open_tables(self, create: bool) -> dict[str, Any]:
+        return {name: self._following(partial(self._env.open_db, name.encode(), create=create)) for name in TABLES}
 
     def _begin(self, table: Any = None) -> Any:
         """A read transaction."""
@@ -290,13 +320,15 @@ def _opened(folder: Path, *, check: bool, collect: bool = False, **options: Any)
     try:
         if check and data.exists():
             found = check_index(data, "blocks" if collect else None)
-        env = lmdb.open(str(folder), max_dbs=len(TABLES), max_readers=_READERS_MAX, **options)
+        map_bytes = {"map_size": options.pop("map_size")} if "map_size" in options else {}
+        options |= {"max_dbs": len(TABLES), "max_readers": _READERS_MAX}
+        env = lmdb.open(str(folder), **map_bytes, **options)
     except (CorruptBlock, lmdb.Error) as error:
         raise refused(folder.parent, "index", error) from error
     try:
         env.reader_check()  # whoever died before us may have filled the reader table
         index = Index(env)
-        index._found = found
+        index._found, index._opening = found, Opening(data, options)
         return index
     except (CorruptBlock, lmdb.Error) as error:
         env.close()

@@ -90,7 +90,7 @@ def open_store(
     except OSError as error:
         raise refusal(folder, error) from error
     except (lmdb.Error, IndexFull) as error:
-        raise DamagedStore(str(folder), f"the index cannot be read: {error}", DAMAGE_REMEDY) from error
+        raise refused(folder, "index", error) from error
     _tell(store, notes)
     return store
 

@@ -20,6 +20,7 @@ import lmdb
 
 from kvtier.tiers.lmdb.blockfile import NO_SPACE, disk_bytes
 from kvtier.tiers.lmdb.creation import NEW_STORE_BYTES
+from kvtier.tiers.lmdb.environment import Opening
 from kvtier.tiers.lmdb.index import DATA_NAME, SYNC_MODES, claim_readers, errno_of
 from kvtier.tiers.lmdb.pages import check_index
 
@@ -33,10 +34,12 @@ Result = TypeVar("Result")
 class PayloadTable:
     """Rows of one environment. `change`, `limit` and `sync` from one thread at a time, `reading` from any."""
 
-    def __init__(self, env: Any, fd: int) -> None:
+    def __init__(self, env: Any, fd: int, opening: Opening) -> None:
         self.fd = fd
         self._env = env
-        self._limit_bytes = self.map_bytes()
+        self._opening = opening
+        self._map_bytes = int(env.info()["map_size"])  # known also when LMDB has failed
+        self.limit_bytes = self._map_bytes
         self._gate = _Gate()
 
     @classmethod
@@ -63,10 +66,12 @@ class PayloadTable:
 
     @classmethod
     def _opened(cls, folder: Path, access: int, options: dict[str, Any]) -> "PayloadTable":
-        env = lmdb.open(str(folder), readahead=False, max_readers=_READERS_MAX, **options)
+        options |= {"readahead": False, "max_readers": _READERS_MAX}
+        env = lmdb.open(str(folder), **options)
         try:
             env.reader_check()  # whoever died before us may have filled the reader table
-            return cls(env, os.open(folder / DATA_NAME, access | os.O_CLOEXEC))
+            options.pop("map_size", None)
+            return cls(env, os.open(folder / DATA_NAME, access | os.O_CLOEXEC), Opening(folder / DATA_NAME, options))
         except BaseException:
             env.close()
             raise
@@ -100,7 +105,7 @@ class PayloadTable:
         except OSError as error:
             if not isinstance(error.__cause__, lmdb.MapFullError):
                 raise
-        limit_bytes = self._limit_bytes
+        limit_bytes = self.limit_bytes
         self.limit(max(limit_bytes, self._end_bytes()) + DELETE_RESERVE_BYTES)
         try:
             return self._changed(work)
@@ -119,23 +124,26 @@ class PayloadTable:
         try:
             return int(self._env.reader_check())
         except lmdb.Error as error:
-            _log.warning("%s: its readers cannot be looked at: %s", self._env.path(), error)
+            _log.warning("%s: its readers cannot be looked at: %s", self._opening.data, error)
             return 0
 
     # ------------------------------------------------------------ sizes
 
     def map_bytes(self) -> int:
-        """What the file may grow to."""
-        return int(self._env.info()["map_size"])
+        """What the file may grow to: `limit_bytes`, or its length. Any thread, no I/O, never raises."""
+        return self._map_bytes
 
     def limit(self, map_bytes: int) -> None:
-        """Set the hard limit of the file; one that it exceeds becomes its length. Raises OSError."""
+        """Set the hard limit of the file; one that it exceeds becomes its length. Raises OSError; it is what it was
+        then."""
         with self._gate.alone():
             try:
                 self._env.set_mapsize(map_bytes)
+                self._map_bytes = int(self._env.info()["map_size"])
             except lmdb.Error as error:
+                self._open_again()
                 raise self._as_oserror(error) from error
-        self._limit_bytes = map_bytes
+        self.limit_bytes = map_bytes
 
     def used_bytes(self) -> int:
         """What the rows take, and would take if the file held nothing else."""
@@ -163,6 +171,13 @@ class PayloadTable:
             self.fd = -1
 
     # ------------------------------------------------------------ inside
+
+    def _open_again(self) -> None:
+        """LMDB has closed the environment: go on as before, or, if that fails, let every call raise."""
+        try:
+            self._env = self._opening.again(self._env, self.fd, self._map_bytes)
+        except (OSError, lmdb.Error) as error:
+            _log.error("%s: the table of payloads is closed: %s", self._opening.data, error)
 
     def _changed(self, work: Callable[[Any], Result]) -> Result:
         try:

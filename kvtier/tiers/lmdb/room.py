@@ -176,10 +176,12 @@ class Room:
         now = store.index.map_bytes()
         step = max(now // 2 // PAGE_BYTES * PAGE_BYTES, _INDEX_STEP_BYTES)
         wanted = min(now + step, self._index_bytes_max() // PAGE_BYTES * PAGE_BYTES)
-        if wanted > now and self._claim_index(wanted) and self._limit_index(wanted):
-            self._count_index()
-            return True
-        if wanted > now:
+        if wanted > now and self._claim_index(wanted):
+            if self._limit_index(wanted):
+                self._count_index()
+                return True
+            store.index.claim_only(now + (0 if self.reserve_used else EVICT_RESERVE_BYTES))
+        elif wanted > now:
             self._tell_shortage(self._too_little_for("the index", wanted - now))
         if not evicting or self.reserve_used or not self._limit_index(now + EVICT_RESERVE_BYTES):
             return False
@@ -212,7 +214,8 @@ class Room:
     def _limit_index(self, index_bytes: int) -> bool:
         try:
             self._store.index.grow(index_bytes)
-        except lmdb.Error:
+        except lmdb.Error as error:
+            self._tell_shortage(f"no index of {readable_bytes(index_bytes)} can be mapped: {error}")
             return False
         return True
 

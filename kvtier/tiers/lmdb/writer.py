@@ -75,14 +75,18 @@ class BatchWriter:
 
     def change_capacity(self, header: Header, budget: Budget, payload_bytes: int) -> Outcome:
         """Take over another capacity, once the store's header says it. payload_bytes: what a table of payloads may
-        grow to."""
+        grow to: further before the header says so, less far afterwards."""
         if (refusal := self._refusal()) is not None:
             return refusal
-        failure = self._committer.apply(Change(meta={HEADER_KEY: encode_header(header)}), evicting=False)
+        slab = self._store.slab
+        former_bytes = slab.table.limit_bytes if isinstance(slab, InlineSlab) else payload_bytes
+        failure = self._limit_payload(payload_bytes) if payload_bytes > former_bytes else None
+        if failure is None:
+            failure = self._committer.apply(Change(meta={HEADER_KEY: encode_header(header)}), evicting=False)
+            self._limit_payload(former_bytes if failure else payload_bytes)
         if failure is None:
             self._store.header, self._store.budget = header, budget
             self._store.allocator.extents_max = budget.extents_max
-            self._limit_payload(payload_bytes)
         self._room.refresh()
         return failure or DONE
 
@@ -122,17 +126,18 @@ class BatchWriter:
         self._room.refresh()
         return [staged.outcomes() for staged in together]
 
-    def _limit_payload(self, payload_bytes: int) -> None:
-        """What a table may grow to. If that fails it is full earlier, until the store is opened anew."""
+    def _limit_payload(self, payload_bytes: int) -> Outcome | None:
+        """Let a table of payloads grow so far, and no further. Returns why its limit stays."""
         slab = self._store.slab
-        if not isinstance(slab, InlineSlab):
-            return
+        if not isinstance(slab, InlineSlab) or payload_bytes == slab.table.limit_bytes:
+            return None
         try:
             slab.table.limit(payload_bytes)
         except OSError as error:
-            _log.warning(
-                "%s: the table of payloads stays at %d bytes: %s", self._store.folder, slab.table.map_bytes(), error
-            )
+            stays = f"the table of payloads stays at {slab.table.map_bytes()} bytes: {error}"
+            _log.warning("%s: %s", self._store.folder, stays)
+            return Outcome(Status.FAILED, detail=stays)
+        return None
 
     def _write_payload(self, together: Sequence[Staged]) -> None:
         """Write and sync. Ends the items whose payload failed, and, if the sync did, the batches that had any."""
