@@ -19,6 +19,7 @@ import lmdb
 
 from kvtier.allocator.extents import ExtentAllocator
 from kvtier.blocks.namespace import NamespaceTable
+from kvtier.config.units import readable_bytes
 from kvtier.errors import ConfigError, CorruptBlock, StoreFormatError
 from kvtier.notices import say_once
 from kvtier.tiers.lmdb.anew import write_anew
@@ -188,7 +189,7 @@ def _budget(folder: Path, index: Index, header: Header | None, settings: Setting
     if settings.capacity_bytes < header.capacity_bytes:
         index.trim()
     lent = sum(1 for _ in index.rows("extents"))
-    return settings.budget_beside(header.extent_bytes, index.map_bytes(), lent)
+    return settings.budget_beside(header.extent_bytes, index, lent, header.capacity_bytes)
 
 
 def _tell(store: OpenStore, notes: list[str]) -> None:
@@ -210,9 +211,9 @@ def _tell(store: OpenStore, notes: list[str]) -> None:
     for finding in store.stock.findings:
         _log.warning("%s: %s", store.folder, finding)
     if store.stock.evicted_blocks:
-        _log.warning(
-            "%s: %d blocks were given up: the capacity is smaller now", store.folder, store.stock.evicted_blocks
-        )
+        capacity, index = map(readable_bytes, (store.header.capacity_bytes, store.budget.index_bytes))
+        left = f"a capacity of {capacity} has room for {store.budget.extents_max} extents beside an index of {index}"
+        _log.warning("%s: %d blocks were given up: %s", store.folder, store.stock.evicted_blocks, left)
 
 
 def _open_index(folder: Path, lock: StoreLock, settings: Settings) -> tuple[Index, Header | None]:

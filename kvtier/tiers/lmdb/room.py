@@ -55,6 +55,8 @@ class Room:
         self._shortage_told = False
         self._clock = clock
         self._readers_due_s = clock() + READER_CHECK_S  # opening has just done it
+        if store.settled:
+            self.fit_index()
         self.refresh()
 
     # ------------------------------------------------------------ from memory, on any thread
@@ -187,6 +189,22 @@ class Room:
             return False
         self.reserve_used = True
         return True
+
+    def fit_index(self) -> None:
+        """Since the opening, or with another capacity: what the index may fill and has not goes before an extent does.
+
+        The opening goes by what the file takes of the disk, which is a page more if it lies there in many pieces.
+        """
+        store = self._store
+        if store.allocator.lent_extents > store.allocator.extents_max:
+            return  # some are to leave first, for which the index needs pages
+        index, most = store.index, self._index_bytes_max() // PAGE_BYTES * PAGE_BYTES
+        with_reserve = max(index.file_bytes(), most + EVICT_RESERVE_BYTES)
+        full = index.file_bytes() > most
+        fitting = with_reserve if full else most
+        if index.map_bytes() > most and index.map_bytes() != fitting and self._limit_index(fitting):
+            self.reserve_used = self.reserve_used or full
+            index.claim_only(with_reserve)
 
     def _restore_reserve(self) -> None:
         """Once used, the reserve is part of the index for good: take another one as soon as capacity and disk allow."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from kvtier.config.units import BYTES_MAX, readable_bytes
 from kvtier.errors import ConfigError
 from kvtier.registry import suggestion
-from kvtier.tiers.lmdb.budget import INDEX_BYTES_MIN, OVERHEAD_BYTES, Budget, split
-from kvtier.tiers.lmdb.index import SYNC_MODES
+from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, INDEX_BYTES_MIN, OVERHEAD_BYTES, Budget, split
+from kvtier.tiers.lmdb.index import SYNC_MODES, Index
 from kvtier.tiers.lmdb.inline_file import SLOTS_SHARE
 from kvtier.tiers.lmdb.layout import FORMATS, LENGTH_BYTES_MAX
 from kvtier.tiers.lmdb.payload_table import DELETE_RESERVE_BYTES
@@ -50,9 +50,19 @@ class Settings:
         """`budget_bytes` as a fraction of the capacity."""
         return (1, 1) if self.payload == "slab" else SLOTS_SHARE
 
-    def budget_beside(self, extent_bytes: int, index_bytes: int, lent_extents: int) -> Budget:
-        """The split of the capacity for a store that has these extents and this index. Raises ConfigError."""
+    def budget_beside(self, extent_bytes: int, index: Index, lent_extents: int, before_bytes: int) -> Budget:
+        """The split of the capacity, which was `before_bytes`, for a store that has these extents and this index.
+
+        What the index may fill and has not costs no extent; nor, unless the capacity is smaller now, does what it has
+        filled of its reserve, which is overhead. Raises ConfigError, lmdb.Error.
+        """
         self.check_capacity()
+        beside_bytes = Budget(self.budget_bytes, extent_bytes, 0).index_bytes_max(lent_extents)
+        beside_bytes = max(0, beside_bytes // PAGE_BYTES * PAGE_BYTES)
+        reserve_bytes = EVICT_RESERVE_BYTES if self.capacity_bytes >= before_bytes else 0
+        index_bytes = max(index.file_bytes(), min(index.map_bytes(), beside_bytes))
+        if index_bytes <= beside_bytes + reserve_bytes:
+            index_bytes = min(index_bytes, beside_bytes)
         return split(
             self.budget_bytes,
             self.length_bytes_max,

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import lmdb
+
 from kvtier.blocks.coding import UNCODED, Codings
 from kvtier.blocks.namespace import NamespaceTable
 from kvtier.cache.stored import StoredBlocks
@@ -182,13 +184,13 @@ class LmdbTier:
         self._check_usable()
         store = self._store
         settings = replace(self._settings, capacity_bytes=capacity_bytes)
-        extents = store.header.extent_bytes, store.index.map_bytes(), store.allocator.lent_extents
+        header, lent = store.header, store.allocator.lent_extents
         try:
-            budget = settings.budget_beside(*extents)
-        except ConfigError as error:
+            budget = settings.budget_beside(header.extent_bytes, store.index, lent, header.capacity_bytes)
+        except (ConfigError, lmdb.Error) as error:
             _log.warning("%s: its capacity stays: %s", store.folder, error)
             return Outcome(Status.FAILED, detail=str(error))
-        header = replace(store.header, capacity_bytes=capacity_bytes)
+        header = replace(header, capacity_bytes=capacity_bytes)
         return self._writer.change_capacity(header, budget, settings.payload_bytes)
 
     def room(self, length_bytes: int) -> int:

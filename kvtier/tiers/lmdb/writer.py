@@ -87,6 +87,7 @@ class BatchWriter:
         if failure is None:
             self._store.header, self._store.budget = header, budget
             self._store.allocator.extents_max = budget.extents_max
+            self._room.fit_index()
         self._room.refresh()
         return failure or DONE
 
@@ -102,7 +103,10 @@ class BatchWriter:
             waits = self._store.settle()
         except (OSError, lmdb.Error) as error:
             return Outcome(Status.FAILED, detail=f"the store cannot be settled: {error}")
-        return Outcome(Status.NO_ROOM, detail=waits) if waits else None
+        if waits:
+            return Outcome(Status.NO_ROOM, detail=waits)
+        self._room.fit_index()
+        return None
 
     def _write_first(self, batches: Sequence[WriteBatch]) -> list[list[Outcome]]:
         """Write the first batch, and those behind it that can go with it; returns their outcomes."""
