@@ -192,17 +192,28 @@ def test_an_index_that_stopped_takes_nothing_more(
 def test_a_head_that_cannot_be_synced_stops_the_index(
     tmp_path: Path, disk: type[Disk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several acknowledged batches would hang on one flush that has failed, and more would follow."""
+    """Several batches are called done that one crash may undo, and more follow."""
 
     def fail(index: Index) -> None:
         raise lmdb.Error("input/output")
 
     store = opened(tmp_path, disk)
+    store.write([1, 2])
     with monkeypatch.context() as patch:
         patch.setattr(Index, "sync", fail)
-        assert store.write_together(Told([1]), Told([2])) == [[DONE]] * 2, "they were committed"
-        assert store.write([3]) == [FAILED]
+        ends = store.write_together(Told([3], evict=[1]), Told([4], sidecar={"a": b"1"}), Told([], evict=[2]))
+        assert ends == [[FAILED] * 2, [FAILED] * 2, [FAILED]]
+    written = (tmp_path / "s" / "slab").read_bytes()
+    assert store.write([5], evict=[1]) == [FAILED] * 2, "also once the disk is well again"
+    assert (tmp_path / "s" / "slab").read_bytes() == written
+    assert set(store.read([1, 2])) == {Status.MISSING}
     assert store.tier.room(5000) == 0
+    store.tier.close()
+    store = opened(tmp_path, disk)
+    store.rescan(range(10))
+    assert sorted(store.kept) in ([1, 2], [3, 4]), "before or after, and nothing between"
+    assert store.read(sorted(store.kept)) == [DONE] * 2
+    assert store.tier.check() == []
     store.close()
 
 

@@ -119,14 +119,18 @@ class Committer:
                 return None
         return Outcome(Status.FAILED, detail=self.broken)
 
-    def keep_promise(self) -> None:
-        """In mode `batch` a crash may undo one batch: after a transaction of several its head must be durable, too."""
-        if self._store.header.durability != "batch":
-            return
-        try:
-            self._store.index.sync()
-        except lmdb.Error as error:
-            self._break(error)
+    def keep_promise(self) -> Outcome | None:
+        """In mode `batch` a crash may undo one batch: after a transaction of several its head must be durable, too.
+
+        Returns why that is unknown: a crash may undo all of them, and nothing is written after them.
+        """
+        if self._store.header.durability == "batch":
+            try:
+                self._store.index.sync()
+            except lmdb.Error as error:
+                self._break(error)
+                return Outcome(Status.FAILED, detail=self.broken)
+        return None
 
     def _note_extents(self, change: Change) -> None:
         for key, row in change.extents.items():

@@ -14,7 +14,9 @@ eviction is applied, and the batch's slots are free again. A slot freed by a bat
 Batches that are given together (group commit) share the payload's writing, its sync and the transaction. Each has the
 outcomes that it would have alone: what the disk refuses to one ends that one; a transaction that does not happen is
 tried again, a batch at a time; and a batch that needs what an earlier one frees waits for that one's commit. Only a
-failed sync is all of theirs, for it may have been any page. Blocks that lie inline are written a batch at a time.
+failed sync is all of theirs, for it may have been any page; where it is the index's, their rows are there, and whether
+a crash undoes them is unknown: they are FAILED, and nothing more is written. Blocks that lie inline are written a batch
+at a time.
 """
 
 import logging
@@ -201,9 +203,8 @@ class BatchWriter:
         leaving = {place: key for staged in due for place, key in staged.leaving.items()}
         sidecar = {key: row for staged in due for key, row in staged.batch.sidecar.items()}
         failure, noted = self._committer.commit(moving, leaving, sidecar, alone=alone)
-        if failure is None and len(due) > 1:
-            self._committer.keep_promise()
         if failure is None:
+            unkept = self._committer.keep_promise() if len(due) > 1 else None
             for staged in due:
-                staged.end(None, noted)
+                staged.end(unkept, noted)
         return failure
