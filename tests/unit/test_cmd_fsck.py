@@ -217,6 +217,30 @@ def test_limits_lie_above_everything(folder: Path, capsys: pytest.CaptureFixture
     assert decode_limit(NAMESPACE_KEY, meta[NAMESPACE_KEY]) > 9
 
 
+@pytest.mark.parametrize(("key", "newest"), [(NAMESPACE_KEY, 2), (GENERATION_KEY, 13)])
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_cache_mends_a_limit(
+    folder: Path, capsys: pytest.CaptureFixture[str], key: bytes, newest: int, limit: int | None
+) -> None:
+    """A limit that was lost stays damage for good, of which a cache says nothing; and what it guards is given twice."""
+    row = rows_of(folder)["meta"][key] if limit is None else None
+    change(folder, Change(meta={key: limit and encode_limit(key, limit), key[:-1] + b"?": row}))
+    assert report(capsys, folder)[0] == 1
+    store = StoreDriver(folder, ONE, durability="batch")
+    assert store.tier.findings == [f"meta {key.decode()}: {limit or 1}, and {newest} was given already"]
+    store.rescan(range(BLOCKS))
+    assert store.read(sorted(store.kept)) == [Status.DONE] * BLOCKS
+    store.namespace = store.namespaces.id_of(b"3" * 32, b"")
+    store.write([20], 5000)
+    store.close()
+    assert report(capsys, folder)[0] == 0
+    assert decode_limit(key, rows_of(folder)["meta"][key]) > newest + 1
+    assert served(folder) == [*range(13)]
+    store = StoreDriver(folder, ONE, durability="batch")
+    assert store.tier.findings == []
+    store.close()
+
+
 def test_condemned_blocks_are_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody could see afterwards what was lost; or the notes would grow without end."""
     old = {b"condemned/" + n.to_bytes(8, "big"): cbor2.dumps({"at_ms": n}) for n in range(1000, 1064)}

@@ -36,6 +36,7 @@ GENERATION_KEY = b"generation_limit"  # no record has a generation at or above i
 NAMESPACE_KEY = b"namespace_limit"  # no namespace has, or ever had, an id at or above it
 GENERATION_MAX = 2**63 - 1  # no store comes so far; beyond it there would be no room for the next ones
 NAMESPACE_MAX = 2**31 - 1
+NAMESPACE_MARGIN = 1 << 16  # ids that records may name which nobody can read; kept free where the limit was lost
 
 PLACE_KEY = struct.Struct(">II")  # extent, slot
 ID_KEY = struct.Struct(">I")  # namespace id, or extent

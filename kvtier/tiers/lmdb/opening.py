@@ -49,11 +49,14 @@ from kvtier.tiers.lmdb.layout import (
     INDEX_NAME,
     LOCK_NAME,
     NAMESPACE_KEY,
+    NAMESPACE_MARGIN,
+    NAMESPACE_MAX,
     PAYLOAD_NAME,
     SLAB_NAME,
     Header,
     decode_header,
     decode_limit,
+    encode_limit,
     format_of,
 )
 from kvtier.tiers.lmdb.loading import load_names, take_stock
@@ -125,12 +128,20 @@ def _open_locked(
     punches = slab.file.punches()
 
     index.release_dead_readers()
-    names = TierNames(namespaces, _limit(folder, index, NAMESPACE_KEY))
+    id_limit, generation_limit = _limit(folder, index, NAMESPACE_KEY), _limit(folder, index, GENERATION_KEY)
+    names = TierNames(namespaces, id_limit)
     findings = load_names(index, names)
+    if names.limit > id_limit:  # else ids might be given again that records bear which a drop left behind
+        findings.append(_given_already(NAMESPACE_KEY, id_limit, names.limit - 1))
+        names.limit = min(names.limit + NAMESPACE_MARGIN, NAMESPACE_MAX)
     allocator = ExtentAllocator(header.extent_bytes // PAGE_BYTES, budget.extents_max)
     stock = take_stock(index, names, allocator, slab.file.length_bytes(), fixed=not punches)
     stock.findings[:0] = findings
-    generation = max(stock.generation_next, _limit(folder, index, GENERATION_KEY))
+    if names.limit > id_limit:
+        stock.change.meta[NAMESPACE_KEY] = encode_limit(NAMESPACE_KEY, names.limit)
+    generation = max(stock.generation_next, generation_limit)
+    if generation > generation_limit:  # it is written anew with each opening
+        stock.findings.append(_given_already(GENERATION_KEY, generation_limit, generation - 1))
     store = OpenStore(
         folder=folder,
         lock=lock,
@@ -309,3 +320,7 @@ def _limit(folder: Path, index: Index, key: bytes) -> int:
         return decode_limit(key, row)
     except CorruptBlock as error:
         raise DamagedStore(str(folder), f"row {key.decode()} is damaged ({error})", DAMAGE_REMEDY) from error
+
+
+def _given_already(key: bytes, limit: int, newest: int) -> str:
+    return f"meta {key.decode()}: {limit}, and {newest} was given already"

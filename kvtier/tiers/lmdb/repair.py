@@ -6,10 +6,15 @@ records of versions that this kvtier does not read are not touched.
 
 from kvtier.tiers.lmdb.examine import Examined
 from kvtier.tiers.lmdb.index import Change
-from kvtier.tiers.lmdb.layout import GENERATION_KEY, GENERATION_MAX, NAMESPACE_KEY, NAMESPACE_MAX, encode_limit
+from kvtier.tiers.lmdb.layout import (
+    GENERATION_KEY,
+    GENERATION_MAX,
+    NAMESPACE_KEY,
+    NAMESPACE_MARGIN,
+    NAMESPACE_MAX,
+    encode_limit,
+)
 from kvtier.tiers.lmdb.offline import StoreReader
-
-NAMESPACE_MARGIN = 1 << 16  # ids that records may name which nobody can read
 
 
 def repair(reader: StoreReader, found: Examined) -> Change:
