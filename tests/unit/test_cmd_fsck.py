@@ -241,6 +241,14 @@ def test_a_cache_mends_a_limit(
     store.close()
 
 
+def test_the_newer_of_two_namespaces_stays(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A repair throws away what was written last, and keeps what nobody has used since."""
+    change(folder, Change(namespaces={ID_KEY.pack(2): encode_namespace(2, ONE, b"")}))
+    assert report(capsys, folder, mend=True)[0] == 1
+    assert [*rows_of(folder)["namespaces"]] == [ID_KEY.pack(2)]
+    assert report(capsys, folder)[1]["sound"] == 3
+
+
 def test_condemned_blocks_are_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody could see afterwards what was lost; or the notes would grow without end."""
     old = {b"condemned/" + n.to_bytes(8, "big"): cbor2.dumps({"at_ms": n}) for n in range(1000, 1064)}
