@@ -4,7 +4,8 @@ Owns: for each persistent tier what was written in the life of its store, and on
 for what the tier says that it has written, index pages included; what is under way counts as spent already. A tier that
 keeps no account is taken to write what it is given.
 Always:  the account lies in the store, as old as its last batch at most: whoever restarts goes on with the same budget,
-         and a crash gives nothing back. A row that cannot be read is as good as none.
+         and a crash gives nothing back. A row that cannot be read is as good as none. Where a tier has no budget now,
+         the one that it had before pauses: what is written empties it, and makes no debt.
 Units:   bytes; seconds of the engine's clock, milliseconds since 1970 in rows, days since 1970.
 """
 
@@ -17,7 +18,7 @@ import cbor2
 
 from kvtier.blocks import plain_cbor
 from kvtier.cache.residency import Residency
-from kvtier.policies.wear import Written
+from kvtier.policies.wear import WearBudget, Written
 
 DAYS_KEPT = 8  # the last seven, and the one that has begun
 DAY_MS = 86_400_000
@@ -27,9 +28,11 @@ _COUNT_MAX = 1 << 62
 
 @dataclass(slots=True)
 class Account:
-    """One store. `before`: what earlier processes wrote; `told`: what this one has, as of the last look."""
+    """One store. `before`: what earlier processes wrote; `told`: what this one has, as of the last look; `paused`: the
+    budget of an earlier one, if there is none now."""
 
     since_ms: int = 0
+    paused: WearBudget | None = None
     before: Written = NOTHING
     told: Written = NOTHING
     days: dict[int, int] = field(default_factory=dict)  # day -> bytes, the oldest first
@@ -67,10 +70,12 @@ class Wear:
             if row:
                 account.before = Written(row["payload"], row["slots"], row["index"])
                 account.days = row["days"]
-            gate = self._residency.levels[tier].gate
-            if gate and gate.budget and "saved" in row:
-                away_s = (self._ms(now_s) - row.get("at_ms", 0)) / 1000
-                gate.budget.resume(row["saved"], away_s, now_s)
+            if "saved" in row:
+                budget = self._budget(tier)
+                if budget is None and row["per_day"] and row["burst"]:
+                    budget = account.paused = WearBudget(row["per_day"], row["burst"])
+                if budget is not None:
+                    budget.resume(row["saved"], (self._ms(now_s) - row["at_ms"]) / 1000, now_s)
 
     # ------------------------------------------------------------ what happens
 
@@ -82,18 +87,16 @@ class Wear:
             account.told = told
             if not length_bytes:
                 continue
-            gate = self._residency.levels[tier].gate
-            if gate and gate.budget:
-                gate.budget.spend(length_bytes, now_s)
-            day = self._ms(now_s) // DAY_MS
-            account.days[day] = account.days.get(day, 0) + length_bytes
-            while len(account.days) > DAYS_KEPT:
-                del account.days[next(iter(account.days))]
+            if budget := self._budget(tier):
+                budget.spend(length_bytes, now_s)
+            elif account.paused:
+                account.paused.spend(min(length_bytes, max(0.0, account.paused.saved_bytes(now_s))), now_s)
+            _note_day(account.days, self._ms(now_s), length_bytes)
 
     def left_bytes(self, tier: int, now_s: float, writing_bytes: int) -> float:
         """What may still be written to a tier while so much is under way; negative if that is too much already."""
-        gate = self._residency.levels[tier].gate
-        return gate.budget.saved_bytes(now_s) - writing_bytes if gate and gate.budget else inf
+        budget = self._budget(tier)
+        return budget.saved_bytes(now_s) - writing_bytes if budget else inf
 
     # ------------------------------------------------------------ told
 
@@ -101,14 +104,16 @@ class Wear:
         """The account for the store's sidecar, with what is under way as written."""
         account = self._accounts[tier]
         total = account.total()
-        row: dict[str, Any] = {"since_ms": account.since_ms, "at_ms": self._ms(now_s)}
+        row: dict[str, Any] = {"since_ms": account.since_ms, "at_ms": self._ms(now_s), "days": account.days}
         row |= {"payload": total.payload_bytes, "slots": total.slot_bytes, "index": total.index_bytes}
-        row["days"] = [[day, length_bytes] for day, length_bytes in account.days.items()]
-        gate = self._residency.levels[tier].gate
-        if gate and gate.budget:
-            row["per_day"], row["burst"] = int(gate.budget.bytes_per_day), int(gate.budget.burst_bytes)
+        budget = self._budget(tier)
+        if budget:
             row["saved"] = int(self.left_bytes(tier, now_s, writing_bytes))
-        return cbor2.dumps(row, canonical=True)
+        elif budget := account.paused:
+            row |= {"saved": int(budget.saved_bytes(now_s)), "paused": True}
+        if budget:
+            row |= {"per_day": int(budget.bytes_per_day), "burst": int(budget.burst_bytes)}
+        return _encoded(row)
 
     def stats(self, tier: int, now_s: float, writing_bytes: int) -> dict[str, int | float | None]:
         """Of a persistent tier; nothing of memory."""
@@ -124,6 +129,10 @@ class Wear:
             "disk_written_bytes": told.disk_bytes,
         }
 
+    def _budget(self, tier: int) -> WearBudget | None:
+        gate = self._residency.levels[tier].gate
+        return gate.budget if gate else None
+
     def _told(self, tier: int) -> Written:
         room = self._residency.levels[tier].room
         assert room is not None, "it is persistent"
@@ -138,6 +147,31 @@ def amplification(written: Written) -> float | None:
     return _device_bytes(written) / written.payload_bytes if written.payload_bytes else None
 
 
+def charged(row: bytes, written: Written, now_ms: int) -> bytes:
+    """The row of an account after so much more was written by somebody who is no engine."""
+    fields = read_row(row) or {"since_ms": now_ms, "payload": 0, "slots": 0, "index": 0, "days": {}}
+    fields["payload"] += written.payload_bytes
+    fields["slots"] += written.slot_bytes
+    fields["index"] += written.index_bytes
+    _note_day(fields["days"], now_ms, _device_bytes(written))
+    if fields.get("per_day") and fields["burst"]:
+        budget = WearBudget(fields["per_day"], fields["burst"])
+        budget.resume(fields["saved"], (now_ms - fields["at_ms"]) / 1000, 0.0)
+        fields["saved"] = int(budget.saved_bytes(0.0)) - _device_bytes(written)
+    return _encoded(fields | {"at_ms": now_ms})
+
+
+def _note_day(days: dict[int, int], now_ms: int, length_bytes: int) -> None:
+    day = now_ms // DAY_MS
+    days[day] = days.get(day, 0) + length_bytes
+    while len(days) > DAYS_KEPT:
+        del days[next(iter(days))]
+
+
+def _encoded(fields: dict[str, Any]) -> bytes:
+    return cbor2.dumps(fields | {"days": [*map(list, fields["days"].items())]}, canonical=True)
+
+
 _NAMES = ("since_ms", "at_ms", "payload", "slots", "index")
 _BUDGET = ("saved", "per_day", "burst")
 
@@ -148,7 +182,7 @@ def _device_bytes(written: Written) -> int:
 
 def read_row(row: bytes) -> dict[str, Any]:
     """What a row says: since_ms, at_ms, payload, slots, index, days (a dict), and saved, per_day and burst if there is
-    a budget. Nothing, if it cannot be believed."""
+    a budget, with paused=True if the latest cache had none. Nothing, if it cannot be believed."""
     try:
         fields = plain_cbor.loads(row)
         days = dict(fields["days"][-DAYS_KEPT:])
@@ -159,6 +193,8 @@ def read_row(row: bytes) -> dict[str, Any]:
         return {}
     if type(budget.get("saved")) is not int or not all(_is_count(budget.get(name)) for name in _BUDGET[1:]):
         budget = {}
+    if budget and fields.get("paused") is True:
+        budget["paused"] = True
     return {name: fields[name] for name in _NAMES} | {"days": days} | budget
 
 

@@ -18,6 +18,8 @@ from kvtier.cli.cmd_export import export
 from kvtier.cli.cmd_import import import_
 from kvtier.cli.main import app
 from kvtier.cli.store import importing
+from kvtier.engine.sidecar import WEAR_KEY
+from kvtier.engine.wear import read_row
 from kvtier.errors import BundleError, ConfigError, StoreLocked, UsageError
 from kvtier.testing.stores import StoreDriver
 from kvtier.testing.tiers import key_of
@@ -27,7 +29,8 @@ from kvtier.tiers.bundle.reading import read_manifest
 from kvtier.tiers.lmdb.foreign import Overtaken
 from kvtier.tiers.lmdb.offline import StoreReader
 from kvtier.tiers.lmdb.outgoing import OutgoingBlocks
-from kvtier.types import Status, page_aligned
+from kvtier.tiers.lmdb.store import LmdbTier
+from kvtier.types import Status, WriteBatch, page_aligned
 
 ONE, TWO = b"1" * 32, b"2" * 32
 
@@ -409,9 +412,65 @@ def test_a_block_that_comes_twice(store: Path, capsys: pytest.CaptureFixture[str
         assert export(store, store.with_name("b")) == 0
     found = told(capsys, import_, store.with_name("t"), store.with_name("b"), capacity="4MiB")
     assert (found["blocks"], found["imported"], found["repeated"], found["present"]) == (26, 25, 1, 0)
-    assert sorted(served(store.with_name("t"))) == list(range(25))
+    assert served(store.with_name("t")) == [*range(1, 25), 0], "as the one that was stored last"
     found = told(capsys, import_, store.with_name("t"), store.with_name("b"))
     assert (found["imported"], found["repeated"], found["present"]) == (0, 1, 25)
+
+
+def wear_row(folder: Path) -> dict[str, Any]:
+    driver = StoreDriver(folder, durability="batch")
+    row = read_row(dict(driver.tier.sidecar()).get(WEAR_KEY, b""))
+    driver.close()
+    return row
+
+
+def test_an_import_wears_the_disk(store: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever imports each night wears a drive out of which `inspect` and the budget know nothing."""
+    target = store.with_name("t")
+    manifest = asyncio.run(read_manifest(bundle))
+    assert told(capsys, import_, target, bundle, capacity="4MiB")["imported"] == 25
+    row = wear_row(target)
+    assert row["payload"] == manifest.payload_bytes
+    assert row["slots"] >= row["payload"]
+    assert row["index"] > 0
+    assert sum(row["days"].values()) == row["slots"] + row["index"]
+    assert told(capsys, import_, target, bundle)["present"] == 25
+    assert wear_row(target) == row, "nothing was written"
+    driver = StoreDriver(target, ONE, durability="batch")
+    driver.rescan(range(20))
+    account = {"since_ms": 0, "at_ms": 1 << 50, "payload": 0, "slots": 0, "index": 0, "days": []}
+    account |= {"per_day": 1000, "burst": 10**9, "saved": 10**8}
+    driver.write([], evict=[0], **{WEAR_KEY.decode(): cbor2.dumps(account)})
+    driver.close()
+    assert told(capsys, import_, target, bundle)["imported"] == 1
+    again = wear_row(target)
+    assert (again["payload"], again["slots"]) == (5000, 8192)
+    assert again["saved"] == 10**8 - 8192 - again["index"]
+
+
+def test_an_import_that_is_killed_has_worn_the_disk(
+    store: Path, bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import that is cut off and goes on counts only what it did at last."""
+    monkeypatch.setattr(importing, "BATCH_BYTES", 64 << 10)
+    write, left = LmdbTier.write, [2]
+
+    def dies(tier: LmdbTier, batch: WriteBatch) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return write(tier, batch)
+
+    target = store.with_name("t")
+    with monkeypatch.context() as patch:
+        patch.setattr(LmdbTier, "write", dies)
+        with pytest.raises(KeyboardInterrupt):
+            import_(target, bundle, capacity="4MiB")
+    first = wear_row(target)
+    served(target)
+    assert told(capsys, import_, target, bundle)["imported"] > 0
+    manifest = asyncio.run(read_manifest(bundle))
+    assert wear_row(target)["payload"] == manifest.payload_bytes > first["payload"] > 0
 
 
 def test_a_store_in_use(store: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

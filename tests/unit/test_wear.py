@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import kvtier
 from kvtier.cli.inspect.wear import pace_bytes_per_day, wear_of
 from kvtier.cli.main import app
-from kvtier.engine.wear import DAY_MS, DAYS_KEPT, read_row
+from kvtier.engine.wear import DAY_MS, DAYS_KEPT, charged, read_row
+from kvtier.policies.wear import Written
 from tests.cache_bench import config_for, prompt, serve
 
 ROW = {"since_ms": 1000, "at_ms": 5000, "payload": 100, "slots": 200, "index": 50, "days": [[0, 150], [1, 100]]}
@@ -62,7 +63,7 @@ def test_no_bytes_are_too_bad(row: bytes) -> None:
     assert isinstance(read_row(row), dict)
 
 
-def run(folder: Path, budget: str, numbers: range) -> dict[str, Any]:
+def run(folder: Path, budget: str | None, numbers: range) -> dict[str, Any]:
     """Serve and flush some prompts; the disk's stats."""
     config = config_for(folder, disk={"wear": budget})
     with kvtier.open_sync(config) as cache:
@@ -97,6 +98,50 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
     # process's last commits may be counted at the next one, so of them nothing is asked here.
     assert second["wear_left_bytes"] < first["wear_left_bytes"] - second["written_bytes"] + 12 * 60
     assert first["wear_left_bytes"] < 10**6 - 2 * first["written_bytes"]
+
+
+def test_a_run_without_a_budget_does_not_refill_it(tmp_path: Path) -> None:
+    """Whoever leaves `wear` out once has a full budget afterwards, or owes for years what nobody limited."""
+    folder = tmp_path / "s"
+    first = run(folder, "1MB/day", range(4))
+    written = run(folder, None, range(4, 8))["written_bytes"]
+    told = inspected(folder)
+    assert (told["budget"], told["life_years"]) == (None, None), "it has none now"
+    assert told["payload_bytes"] == first["written_bytes"] + written
+    third = run(folder, "1MB/day", range(8, 9))
+    spent = 2 * (written + third["written_bytes"])  # a page for half a page
+    assert third["wear_left_bytes"] < first["wear_left_bytes"] - spent + 12 * 60
+    assert third["wear_left_bytes"] > 0
+    run(folder, "20KB/day", range(10, 11))
+    assert inspected(folder)["budget"]["left_bytes"] < 0
+    debt = inspected(folder)["budget"]["left_bytes"]
+    run(folder, None, range(11, 15))
+    run(folder, None, range(15, 16))
+    fourth = run(folder, "20KB/day", range(0))
+    assert debt <= fourth["wear_left_bytes"] <= debt + 60, "a debt stays, and becomes no larger"
+
+
+def test_a_budget_that_was_used_up_makes_no_debt_while_there_is_none(tmp_path: Path) -> None:
+    """A night without `wear` keeps the disk from being written for weeks."""
+    folder = tmp_path / "s"
+    assert run(folder, "60KB/day", range(2))["wear_left_bytes"] > 0
+    run(folder, None, range(2, 10))
+    assert -1 <= run(folder, "60KB/day", range(0))["wear_left_bytes"] <= 60
+
+
+def test_what_others_write_is_charged() -> None:
+    """A verb's writes are on no account, or its budget is spent twice, or a row that is damaged stops it."""
+    half_day_ms = DAY_MS // 2
+    row = read_row(charged(cbor2.dumps(ROW | BUDGET), Written(7, 10, 3), 5000 + half_day_ms))
+    assert row["saved"] == min(500, -40 + 500) - 13
+    assert (row["payload"], row["slots"], row["index"]) == (107, 210, 53)
+    assert (row["since_ms"], row["at_ms"], row["days"]) == (1000, 5000 + half_day_ms, {0: 163, 1: 100})
+    days = [[day, 1] for day in range(DAYS_KEPT)]
+    later = read_row(charged(cbor2.dumps(ROW | {"days": days}), Written(1, 2, 3), 20 * DAY_MS))
+    assert [*later["days"].items()] == [(day, 1) for day in range(1, DAYS_KEPT)] + [(20, 5)]
+    assert "saved" not in later
+    fresh = read_row(charged(b"?", Written(1, 2, 3), 9))
+    assert fresh == {"since_ms": 9, "at_ms": 9, "payload": 1, "slots": 2, "index": 3, "days": {0: 5}}
 
 
 def test_people_are_told_as_well(tmp_path: Path) -> None:

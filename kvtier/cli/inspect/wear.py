@@ -54,7 +54,7 @@ def pace_bytes_per_day(account: dict[str, Any], now_ms: int) -> float:
 
 
 def _budget(account: dict[str, Any], now_ms: int) -> dict[str, int] | None:
-    if "saved" not in account:
+    if "saved" not in account or "paused" in account:
         return None
     saved = account["saved"] + max(0, now_ms - account["at_ms"]) * account["per_day"] // DAY_MS
     left_bytes = min(account["burst"], saved)
@@ -62,7 +62,8 @@ def _budget(account: dict[str, Any], now_ms: int) -> dict[str, int] | None:
 
 
 def _life_years(account: dict[str, Any], pace: float) -> float | None:
-    return round(RATED_YEARS * account["per_day"] / pace, 2) if "saved" in account and pace else None
+    has_budget = "saved" in account and "paused" not in account
+    return round(RATED_YEARS * account["per_day"] / pace, 2) if has_budget and pace else None
 
 
 def _rounded(factor: float | None) -> float | None:

@@ -3,13 +3,15 @@
 Owns: the plan. Always: the whole bundle is read and believed before the store gets a block of it, and it gets no block
 but those that were believed, byte for byte, whatever the bundle is by then; one that is there already stays as it is;
 of those that do not fit the oldest of a size are left out, and nothing in the store leaves for them; blocks are written
-from the oldest to the newest, so that the store's order of writing is the bundle's.
+from the oldest to the newest, so that the store's order of writing is the bundle's; each batch goes to the store's
+account of wear with itself.
 Memory: 28 bytes a block, the keys of the store, and a batch. Units: bytes.
 """
 
 import asyncio
 import hashlib
 import mmap
+import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +22,11 @@ import xxhash
 
 from kvtier.blocks.coding import NONE, Codings
 from kvtier.blocks.namespace import NamespaceTable
+from kvtier.engine.sidecar import WEAR_KEY
+from kvtier.engine.wear import charged
 from kvtier.errors import BundleError
 from kvtier.kernels.block_coder import check_head
+from kvtier.policies.wear import Written
 from kvtier.tiers.bundle.entry import UNCODED, encode_entry
 from kvtier.tiers.bundle.manifest import Manifest
 from kvtier.tiers.bundle.reading import read_part
@@ -111,14 +116,27 @@ class Importer:
         """Write what is missing and fits. A cancellation leaves whole blocks; another run goes on behind them."""
         wanted = await asyncio.to_thread(self._plan, contents)
         done = done_bytes = 0
+        account = next((row for key, row in self._tier.sidecar() if key == WEAR_KEY), b"")
         async for batch in self._batches(wanted, contents):
             items = await asyncio.to_thread(self._items, batch)
-            for outcome in await asyncio.to_thread(self._tier.write, WriteBatch(items)):
+            noted = {WEAR_KEY: self._charged(account, items)}
+            outcomes = await asyncio.to_thread(self._tier.write, WriteBatch(items, sidecar=noted))
+            for outcome in outcomes[: len(items)]:
                 self._count(outcome.status)
             done += len(items)
             done_bytes += sum(item.length_bytes for item in items)
             advance(done, int(wanted.sum()), done_bytes)
+        if done:
+            await asyncio.to_thread(self._tier.write, WriteBatch(sidecar={WEAR_KEY: self._charged(account, [])}))
         return self.found
+
+    def _charged(self, account: bytes, items: Sequence[WriteItem]) -> bytes:
+        """The store's account of wear with all that was imported, and with `items` as written."""
+        told = self._tier.written()
+        payload_bytes = told.payload_bytes + sum(item.length_bytes for item in items)
+        slot_bytes = told.slot_bytes + sum(len(item.source) for item in items)
+        written = Written(payload_bytes, slot_bytes, told.index_bytes)
+        return charged(account, written, time.time_ns() // 10**6)
 
     def _plan(self, contents: Contents) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
         """Which blocks to write, by their position in the bundle."""
