@@ -16,8 +16,9 @@ from kvtier.cli.cmd_gc import gc
 from kvtier.errors import UsageError
 from kvtier.testing.fork import in_child
 from kvtier.testing.stores import StoreDriver
-from kvtier.tiers.lmdb import sweep
+from kvtier.tiers.lmdb import sweep, upkeep
 from kvtier.tiers.lmdb.blockfile import BlockFile
+from kvtier.tiers.lmdb.folder import state_of
 from kvtier.tiers.lmdb.index import Change, Index
 from kvtier.tiers.lmdb.inline import InlineSlab
 from kvtier.tiers.lmdb.lock import StoreLock
@@ -122,3 +123,58 @@ def test_a_killed_verb(tmp_path: Path, verb: str, options: dict[str, Any]) -> No
             assert sorted(path.name for path in (tmp_path / "s" / table).iterdir()) == ["data.mdb", "lock.mdb"]
         shutil.rmtree(tmp_path / "s")
     assert step > steps_min
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_at_work_says_so(tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb that is killed leaves a lock that says that all was closed well, and by whom it was not."""
+    prepare, run, _ = VERBS[verb]
+    make(tmp_path / "s")
+    prepare(tmp_path / "s")
+    before, seen = state_of(tmp_path / "s"), []
+    commit = Index.commit
+
+    def look(index: Index, change: Change) -> None:
+        seen.append(state_of(tmp_path / "s"))
+        commit(index, change)
+
+    monkeypatch.setattr(Index, "commit", look)
+    run(tmp_path / "s")
+    assert seen
+    assert {(state.pid, state.clean, state.durability) for state in seen} == {(os.getpid(), False, "strict")}
+    assert state_of(tmp_path / "s") == before
+
+
+@pytest.mark.parametrize("options", [{}, INLINE], ids=["slab", "inline"])
+def test_a_file_is_on_the_disk_before_it_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """A power loss after `gc` leaves the name of the index, and an empty file behind it."""
+    make(tmp_path / "s", **options)
+    dropped(tmp_path / "s")
+    done: list[tuple[str, int]] = []
+    fsync, replace_, sync = os.fsync, Path.replace, upkeep.sync_names
+
+    def synced(fd: int) -> None:
+        done.append(("sync", os.fstat(fd).st_ino))
+        fsync(fd)
+
+    def named(path: Path, target: Path) -> Path:
+        done.append(("name", path.stat().st_ino))
+        return replace_(path, target)
+
+    def names(folder: Path) -> None:
+        done.append(("names", 0))
+        sync(folder)
+
+    monkeypatch.setattr(sweep, "COMPACT_BYTES_MIN", -1 << 30)
+    monkeypatch.setattr(sweep, "COMPACT_SHARE", -1)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", named)
+    monkeypatch.setattr(upkeep, "sync_names", names)
+    assert gc(tmp_path / "s") == 0
+    given = [at for at, (what, _) in enumerate(done) if what == "name"]
+    assert len(given) == 1 + bool(options)
+    for at in given:
+        assert ("sync", done[at][1]) in done[:at]
+        assert done[at + 1] == ("names", 0)

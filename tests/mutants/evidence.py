@@ -94,15 +94,15 @@ GATES = (
     Mutant(
         "budget: a restart refills it",
         "engine/wear.py",
-        'gate.budget.resume(row["saved"], away_s, now_s)',
+        'budget.resume(row["saved"], (self._ms(now_s) - row["at_ms"]) / 1000, now_s)',
         "pass",
         "whoever restarts often enough has no budget",
     ),
     Mutant(
         "budget: what is under way is free",
         "engine/wear.py",
-        "return gate.budget.saved_bytes(now_s) - writing_bytes if",
-        "return gate.budget.saved_bytes(now_s) if",
+        "return budget.saved_bytes(now_s) - writing_bytes if",
+        "return budget.saved_bytes(now_s) if",
         "the same bytes are spent by every batch until the first is acknowledged",
     ),
     Mutant(
