@@ -63,8 +63,9 @@ def test_a_capacity_that_cannot_be_mapped_changes_nothing(tmp_path: Path) -> Non
     """A typing error in a resize closes the store under a server that uses it, and is called done."""
     store = StoreDriver(tmp_path / "s", **INLINE)
     store.write(range(50))
-    room = store.tier.room(16_384)
-    refused = store.tier.change_capacity(TOO_MUCH)
+    room, table = store.tier.room(16_384), store.tier._store.slab.table
+    table._env = Unmappable(table._env)
+    refused = store.tier.change_capacity(30 * MIB)
     assert (refused.status, "Cannot allocate memory" in refused.detail) == (FAILED, True)
     assert (store.tier.capacity_bytes, store.tier.room(16_384)) == (12 * MIB, room)
     assert store.tier.change_capacity(30 * MIB).done
@@ -97,7 +98,9 @@ def test_a_cache_outlives_a_capacity_that_cannot_be_mapped(tmp_path: Path) -> No
     with open_sync(load_config(document, environ={})) as cache:
         serve(cache, path, 10, seed=0)
         before = blocks(cache)
-        assert cache.resize("lmdb", TOO_MUCH) == 6 * MIB
+        table = cache._engine._tiers[1]._store.slab.table
+        table._env = Unmappable(table._env)
+        assert cache.resize("lmdb", 8 * MIB) == 6 * MIB
         serve(cache, path, 10, seed=1)
         assert blocks(cache) > before
         assert cache.stats()["tiers"]["lmdb"]["read_failed"] == 0
@@ -134,7 +137,9 @@ def test_an_environment_that_stays_closed_costs_values(
     with monkeypatch.context() as patch:
         patch.setattr(Opening, "again", refuse)
         if payload == "inline":
-            assert store.tier.change_capacity(TOO_MUCH).status is FAILED
+            table = store.tier._store.slab.table
+            table._env = Unmappable(table._env)
+            assert store.tier.change_capacity(30 * MIB).status is FAILED
         else:
             with pytest.raises(lmdb.Error):
                 store.tier._store.index.grow(TOO_MUCH)
@@ -158,7 +163,9 @@ def test_another_folder_is_not_taken_for_the_one_that_was_open(tmp_path: Path) -
     other.close()
     (tmp_path / "s").rename(tmp_path / "moved")
     (tmp_path / "other").rename(tmp_path / "s")
-    assert store.tier.change_capacity(TOO_MUCH).status is FAILED
+    table = store.tier._store.slab.table
+    table._env = Unmappable(table._env)
+    assert store.tier.change_capacity(30 * MIB).status is FAILED
     assert FAILED in store.write([100])
     store.close()
     moved = StoreDriver(tmp_path / "moved", **INLINE)

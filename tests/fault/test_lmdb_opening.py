@@ -20,6 +20,7 @@ from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb import committing
 from kvtier.tiers.lmdb.blockfile import BlockFile
 from kvtier.tiers.lmdb.foreign import header_of
+from kvtier.tiers.lmdb.lock import StoreLock
 from kvtier.types import Status
 
 DONE = Status.DONE
@@ -354,3 +355,17 @@ def test_a_moved_store_is_not_deleted(tmp_path: Path, caplog: pytest.LogCaptureF
     store.write([1])
     store.close()
     assert "deleted" not in caplog.text
+
+
+def test_the_slab_is_on_the_disk_before_the_lock_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a writer in mode `none` left to the page cache is called durable, and a power loss changes it."""
+    store = StoreDriver(tmp_path / "s", durability="none")
+    store.write([1, 2])
+    store.close()
+    did: list[str] = []
+    sync, write_state = BlockFile.sync, StoreLock.write_state
+    monkeypatch.setattr(BlockFile, "sync", lambda file: (did.append("sync"), sync(file))[1])
+    monkeypatch.setattr(StoreLock, "write_state", lambda *args: (did.append("state"), write_state(*args))[1])
+    store = StoreDriver(tmp_path / "s", durability="batch")
+    assert did[:2] == ["sync", "state"]
+    store.close()

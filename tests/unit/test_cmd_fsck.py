@@ -230,8 +230,6 @@ def test_a_cache_mends_a_limit(
     assert store.tier.findings == [f"meta {key.decode()}: {limit or 1}, and {newest} was given already"]
     store.rescan(range(BLOCKS))
     assert store.read(sorted(store.kept)) == [Status.DONE] * BLOCKS
-    store.namespace = store.namespaces.id_of(b"3" * 32, b"")
-    store.write([20], 5000)
     store.close()
     assert report(capsys, folder)[0] == 0
     assert decode_limit(key, rows_of(folder)["meta"][key]) > newest + 1

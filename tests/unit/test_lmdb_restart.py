@@ -8,7 +8,7 @@ import pytest
 
 from kvtier.testing.stores import StoreDriver
 from kvtier.tiers.lmdb.blockfile import claim
-from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES
+from kvtier.tiers.lmdb.budget import EVICT_RESERVE_BYTES, Budget
 from kvtier.types import PAGE_BYTES, Status
 
 DONE, NO_ROOM = Status.DONE, Status.NO_ROOM
@@ -91,16 +91,34 @@ def test_what_an_index_may_fill_goes_before_blocks_do(tmp_path: Path, caplog: py
         store.write([], **{f"row{row}": os.urandom(60_000)})
     store.write([], **{f"row{row}": b"" for row in range(30)})
     store.write(range(store.tier.room(LENGTH)), LENGTH)
-    index = store.tier._store.index
-    spare_bytes = index.map_bytes() - index.file_bytes()
-    assert spare_bytes > 4 * PAGE_BYTES
-    capacity_bytes = 8 * MIB - spare_bytes // 2
+    index, extent_bytes = store.tier._store.index, store.tier._store.header.extent_bytes
+    lent, before_bytes = store.tier._store.allocator.lent_extents, index.map_bytes()
+    middle_bytes = (index.file_bytes() + before_bytes) // 2
+    assert middle_bytes > index.file_bytes() + 4 * PAGE_BYTES
+    capacity_bytes = 8 * MIB
+    while Budget(capacity_bytes, extent_bytes, 0).index_bytes_max(lent) > middle_bytes:
+        capacity_bytes -= PAGE_BYTES
     kept = sorted(store.kept)
     assert store.tier.change_capacity(capacity_bytes).done
     assert store.tier.excess_bytes() == 0
+    assert index.map_bytes() <= middle_bytes
     assert taken_bytes(tmp_path / "s") <= capacity_bytes
     keeps_all(store, caplog, capacity_bytes=capacity_bytes)
     assert sorted(store.kept) == kept
+    store.close()
+
+
+def test_a_smaller_capacity_does_not_use_the_reserve(tmp_path: Path) -> None:
+    """The disk that a full index needs to be emptied is given to the index, and no sidecar is kept any more."""
+    store = full(tmp_path / "s")
+    store.write([], evict=[])
+    assert not store.tier._room.reserve_used
+    assert store.tier.change_capacity(4 * MIB - (128 << 10)).done
+    assert store.tier.excess_bytes() > 0
+    while store.tier.excess_bytes():
+        assert set(store.write([], evict=sorted(store.kept)[:10])) == {DONE}
+    assert not store.tier._room.reserve_used
+    assert taken_bytes(tmp_path / "s") <= 4 * MIB - (128 << 10)
     store.close()
 
 
