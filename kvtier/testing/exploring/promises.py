@@ -76,10 +76,10 @@ class Promises:
             for tier in range(directory.tiers)
         )
 
-    def over(self, match: Match, patience_s: float) -> Promise:
-        """What a reservation over this match is promised now."""
+    def over(self, match: Match, blocks_total: int, patience_s: float) -> Promise:
+        """What a reservation of so many blocks over this match is promised now."""
         now_s = self._engine.clock.now()
-        return Promise(self._resident(match), self._found(match), now_s, patience_s, self._breaker_cuts())
+        return Promise(self._resident(match), self._found(match, blocks_total), now_s, patience_s, self._breaker_cuts())
 
     def expect_room_used(self, ticket: int, match: Match) -> None:
         """Who is refused at once finds too few slots that are free or that nobody holds, whatever is kept for whom."""
@@ -102,11 +102,13 @@ class Promises:
         there = bool(match.pins) and valid and near
         return match.tokens if there else None
 
-    def _found(self, match: Match) -> int | None:
-        """How much of a match a reservation over it must find; None if some of that was dropped since."""
+    def _found(self, match: Match, blocks_total: int) -> int | None:
+        """How much of a match a reservation over it must find; None if some of that was dropped since. One that holds
+        nothing any more is looked up again."""
         directory = self._engine.directory
         if not match.pins or match.namespace != self._engine.namespace:
-            return self.longest(match.keys, match.tokens_max)  # it looks again
+            room = blocks_total * match.keys.block_tokens[0]
+            return self.longest(match.keys, room if match.tokens_max is None else min(room, match.tokens_max))
         named = all(directory.is_named(handle) for row in match.prefix.handles for handle in row)
         return self.longest(match.keys, match.tokens) if named else None
 

@@ -86,7 +86,7 @@ class Requests:
 
     def reserve(self, match: Match, blocks: int, deadline_s: float, *, streamed: bool) -> int:
         """Ask for slots. What might be served is what may be served now."""
-        promise = self._promises.over(match, deadline_s)
+        promise = self._promises.over(match, blocks, deadline_s)
         ticket = self._engine.surface.submit(Reserve(match, blocks, deadline_s, streamed), self._engine.clock.now())
         self.expect(ticket, match.keys, blocks, match.owner)
         pending = self.pending[ticket]
