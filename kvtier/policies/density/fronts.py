@@ -50,18 +50,14 @@ class Fronts:
         run = self._runs[class_]
         if run is None:
             return
-        if len(handles) > 1:
-            self._runs[class_] = None
-        else:
-            [handle] = handles
-            if handle == run[-1]:
-                run.pop()
-            elif self._times[handle] >= self._times[run[-1]]:
-                run.clear()  # it goes from amidst them: what is above it is the run now
-            else:
-                return
-            self._runs[class_] = run or None
-        self._changed.add(class_ + CLASSES)
+        deepest, leaving = run[-1], {*handles}
+        while run and run[-1] in leaving:
+            run.pop()
+        if run and any(self._times[handle] >= self._times[run[-1]] for handle in leaving):
+            run.clear()  # one goes from amidst them: what is above it is the run now
+        self._runs[class_] = run or None
+        if not run or run[-1] != deepest:
+            self._changed.add(class_ + CLASSES)
 
     def came(self, class_: int, handles: Sequence[int], since: int) -> None:
         """These come to the end of that class's list, deepest first, the first of them used at this time."""
