@@ -169,7 +169,9 @@ class HitDensity(ListPolicy):
         now, (_, times), worth = self._now, self._columns, self._hazards.worth
         fronts: list[tuple[float, int, int, int, Iterator[int]]] = []
         for class_ in compress(self._resident, self._rings.lens[1:]):
-            ends = {class_: self._rings.walk(class_), class_ + CLASSES: self._fronts.youngest(class_)}
+            ends = {class_: self._rings.walk(class_)}
+            if not self._fronts.is_one_run(class_):
+                ends[class_ + CLASSES] = self._fronts.youngest(class_)
             for front, blocks in ends.items():
                 members = self._sizes.eligible(blocks, pinned, size_class)
                 for handle in members:

@@ -108,6 +108,11 @@ class Fronts:
         if changes_at is not None:
             heappush(self._until, (time + changes_at, front))
 
+    def is_one_run(self, class_: int) -> bool:
+        """Whether all blocks of a class are known to be one run: then both its fronts name the same ones."""
+        run = self._runs[class_]
+        return run is not None and len(run) == self._rings.lens[class_]
+
     def youngest(self, class_: int) -> Iterator[int]:
         """The blocks of a class from its youngest run to its oldest, of each run the deepest first."""
         run = self._runs[class_]
